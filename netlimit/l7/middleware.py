@@ -18,6 +18,7 @@ from typing import Any
 from netlimit.errors import LimitError
 from netlimit.l7.counters import open_counters
 from netlimit.l7.deferral.deferral import Deferral, Line, choose_line, find_lines
+from netlimit.l7.deferral.revision import Revision, remember
 from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.headers import USUAL, Family, Fields, make_headers
 from netlimit.l7.holding import Holding
@@ -92,7 +93,9 @@ class RateLimit:
             raise LimitError("limit", 'Give either `limit`, such as "100/minute", or `limits`, a file of them.')
         self._app = app
         self._store = open_counters(counters) if isinstance(counters, str) else counters
-        self._extraction = Extraction(rules, self._domain, extractors)
+        told = extractors if deferral is None else remember(extractors)
+        self._extraction = Extraction(rules, self._domain, told)
+        self._revision = Revision(rules, self._extraction)
         self._find_address = choose_address(extractors)
         self._rules = rules
         self._limiter = Limiter(rules, self._store, pressure)
@@ -111,7 +114,8 @@ class RateLimit:
         if kind in ("http", "websocket"):
             scope = take_path(scope)
         if kind == "http" and deferral is not None:
-            deferral.start(self._limiter, self._app)  # one that is mounted in another is not told when that starts
+            # One that is mounted in another is not told when that starts.
+            deferral.start(self._limiter, self._app, None, self._revision)
         if kind == "lifespan":
             await self._live(scope, receive, send)
         elif kind not in ("http", "websocket") or self._is_exempt(scope):
@@ -207,7 +211,7 @@ class RateLimit:
         async def send_start(message: Message) -> None:
             nonlocal ended
             if message["type"] == "lifespan.startup.complete" and self._deferral is not None:
-                self._deferral.start(self._limiter, self._app, scope.get("state"))
+                self._deferral.start(self._limiter, self._app, scope.get("state"), self._revision)
             ended = ended or message["type"] == "lifespan.startup.failed"
             await send(message)
 

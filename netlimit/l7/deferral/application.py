@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from netlimit.l7.deferral.deferral import Deferral, Send, choose_line, complain, find_lines
+from netlimit.l7.deferral.revision import Revision, remember
 from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.identity import Extractor
 from netlimit.l7.limiter import Limiter, Verdict
@@ -39,7 +40,8 @@ class DeferralApp:
         self._limiter = limiter
         self._rules = rules
         self._domain = domain
-        self._extraction = Extraction(rules, domain, extractors)
+        self._extraction = Extraction(rules, domain, remember(extractors))
+        self._revision = Revision(rules, self._extraction)
         self._find_address = choose_address(extractors)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -79,7 +81,7 @@ class DeferralApp:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        self._deferral.start(self._limiter)
+        self._deferral.start(self._limiter, revision=self._revision)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self._deferral.stop()

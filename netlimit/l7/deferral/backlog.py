@@ -164,6 +164,11 @@ class Backlog(Protocol):
         Until then others of its line wait, too, unless it stands `aside`; afterwards it has its place again."""
         ...
 
+    async def move(self, request: Deferred, moved: Deferred) -> bool:
+        """Put a request that is claimed into another line, as `moved` has it, and keep the rest of its head so; there
+        is room for it. The claim goes on. Whether it has been done: not where the claim has been lost."""
+        ...
+
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end, which is remembered for a while; body and head are forgotten."""
         ...

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
 from netlimit.errors import SettingsError
@@ -31,6 +31,9 @@ from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import ClientGone, Message, Receive
 from netlimit.l7.problems import MEDIA_TYPE
 from netlimit.l7.rules import Descriptor, Match, OnLimit, Rule, join_key, name_counter
+
+if TYPE_CHECKING:
+    from netlimit.l7.deferral.revision import Revision
 
 Send = Callable[[Message], Awaitable[None]]
 Arrive = Callable[[], Awaitable[Verdict]]
@@ -104,9 +107,15 @@ class Deferral:
         """Keep requests of this domain alone. Raises SettingsError where those of another are kept."""
         self._backlog.serve(domain)
 
-    def start(self, limiter: Limiter, app: App | None = None, state: Message | None = None) -> None:
+    def start(
+        self,
+        limiter: Limiter,
+        app: App | None = None,
+        state: Message | None = None,
+        revision: Revision | None = None,
+    ) -> None:
         """Begin to replay, if it has not begun. `app` is where to, unless there is an upstream; `state` that of its
-        lifespan, if it has one."""
+        lifespan, if it has one. `revision` has what waits come under the rules of the moment."""
         if self._replayer is None:
             upstream: Upstream
             if self._upstream is not None:
@@ -115,7 +124,7 @@ class Deferral:
                 upstream = AppUpstream(app, state)
             else:
                 raise SettingsError("UPSTREAM", "There is nowhere to replay to: give the URL of an upstream.")
-            self._replayer = Replayer(self._backlog, limiter, upstream, self._tries)
+            self._replayer = Replayer(self._backlog, limiter, upstream, self._tries, revision)
         self._context.copy().run(self._replayer.start)
 
     async def stop(self) -> None:

@@ -7,6 +7,7 @@ much is kept through a crash of Redis itself is up to its `appendfsync`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
@@ -133,6 +134,8 @@ class RedisBacklog:
         self._name_parts("")
         self._owns = False
         """Whether the lock was ours when it was looked at last, and `_lines` are what Redis has."""
+        self._reading = asyncio.Lock()
+        """Of whoever reads the stream: what is moved in it meanwhile would be read twice."""
         self._looked = 0.0
         """When they were that at last."""
         self._lines: dict[str, deque[_Waiting]] = {}
@@ -188,8 +191,8 @@ class RedisBacklog:
 
     async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None, also while another worker replays."""
-        owned, self._owns = self._owns, False  # should anything fail, all is read anew: it may be another server's
-        async with self._asking():
+        async with self._reading, self._asking():
+            owned, self._owns = self._owns, False  # should anything fail, all is read anew: it may be another server's
             held = await self._redis.eval(scripts.LOCK, 1, self._lock, self._worker, int(self.lease * 1000))
             if not held:
                 return None
@@ -241,6 +244,27 @@ class RedisBacklog:
                 if waiting is not None:
                     name = self._name_aside(request.key)
                     await self._redis.eval(scripts.STAND_ASIDE, 1, name, waiting.others, until, int(self.bounds.keep))
+
+    async def move(self, request: Deferred, moved: Deferred) -> bool:
+        """Put a request into another line, behind those that wait there."""
+        async with self._reading, self._asking():
+            waiting = self._find(request)
+            if waiting is None:
+                return False
+            head = write_head(moved)
+            size = len(head) + len(moved.body)
+            names = self._stream, self._keys, self._bytes, self._name(moved.id), self._shares, self._lock
+            told = self._worker, waiting.entry, moved.id, moved.key, moved.network, size, moved.others, head
+            owned, self._owns = self._owns, False
+            if not await self._redis.eval(scripts.MOVE, len(names), *names, *told):
+                self._owns = owned
+                return False
+            self._leave(request.key, waiting)
+            if self._due.get(self._tried.get(moved.key, ""), 0.0) <= self.now():
+                self._tried[moved.key] = moved.id
+            await self._read_new(self._lines)
+            self._owns = owned
+            return True
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
@@ -407,15 +431,23 @@ class RedisBacklog:
         end = waiting.entry, key, state, told, body, reason, int(self.bounds.keep), waiting.size, waiting.network
         room = self._name(""), waiting.id, self.bounds.most, self.bounds.most_bytes, waiting.others
         present, known = await self._redis.eval(scripts.FINISH, len(names), *names, *end, *room)
-        line = self._lines.get(key)  # had it failed, the request would be claimed again after the lease
-        if line is not None and waiting in line:  # it may have been read anew meanwhile
-            line.remove(waiting)
+        if self._leave(key, waiting):  # had it failed, the request would be claimed again after the lease
             self._due.pop(waiting.id, None)
             self._aside.discard(waiting.id)
-            if not line:
-                del self._lines[key]
-                self._tried.pop(key, None)
         return present, known
+
+    def _leave(self, key: str, waiting: _Waiting) -> bool:
+        """Take a request out of its line here; whether it was there: it may have been read anew meanwhile."""
+        line = self._lines.get(key)
+        if line is None or waiting not in line:
+            return False
+        line.remove(waiting)
+        if not line:
+            del self._lines[key]
+            self._tried.pop(key, None)
+        elif self._tried.get(key) == waiting.id:
+            del self._tried[key]
+        return True
 
 
 def _read_entry(entry: bytes, fields: dict[bytes, bytes]) -> tuple[str, _Waiting]:

@@ -7,7 +7,9 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from math import inf
+from typing import TYPE_CHECKING
 
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.deferral.backlog import Backlog, BacklogUnavailable, Claim
@@ -17,6 +19,9 @@ from netlimit.l7.holding import Holding
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.problems import describe_refusal
 from netlimit.l7.rules import OnLimit, name_counter
+
+if TYPE_CHECKING:
+    from netlimit.l7.deferral.revision import Revision
 
 TRIES = 5
 _AT_ONCE = 64
@@ -38,6 +43,7 @@ _GRACE = 5.0
 """Seconds that tries have at the end to come to theirs."""
 _AGAIN = 10.0
 """Seconds after which what has not ended is cancelled again."""
+_FREE = "%d deferred requests have been replayed under no limit: the limits of the domain %r have none for them now."
 _FAULT = "Deferred requests cannot be replayed by a fault of netlimit's own. It is tried again until they can be."
 
 log = logging.getLogger(__name__)
@@ -52,11 +58,15 @@ class Replayer:
         limiter: Limiter,
         upstream: Upstream,
         tries: int = TRIES,
+        revision: Revision | None = None,
     ) -> None:
+        """`revision` has what waits come under the rules of the moment."""
         self._backlog = backlog
         self._limiter = limiter
         self._upstream = upstream
         self._tries = tries
+        self._revision = revision
+        self._free = _Free()
         self._clock = backlog.now
         self._stirred = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,6 +98,7 @@ class Replayer:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_GRACE)
         await _cancel(self._tasks)
+        self._free.tell(self._clock(), ending=True)
 
     async def _run(self) -> None:
         swept, silent = -inf, False
@@ -99,6 +110,7 @@ class Replayer:
                     swept = now
                     await self._backlog.sweep(now)
                 await self._begin_all()
+                self._free.tell(now)
                 silent = False
             except BacklogUnavailable as error:
                 if not silent:
@@ -142,6 +154,10 @@ class Replayer:
             return await self._finish(request, State.FAILED, None, "Each try has ended with whoever made it.")
         if request.expires <= self._clock():
             return await self._expire(request)
+        revised = await self._revise(request)
+        if revised is None:
+            return None
+        request, claim = revised, claim._replace(request=revised)
         try:
             verdict = await self._ask(request)
         except CountersUnavailable:
@@ -154,7 +170,29 @@ class Replayer:
             served = await self._send(claim, verdict.delay)
             if served is not None:
                 await self._finish(request, State.DONE, served.reply, "")
+                if self._revision is not None and not any(status.rule for status in verdict.statuses):
+                    self._free.add(request.domain)
                 await self._see_off(served)
+        return None
+
+    async def _revise(self, request: Deferred) -> Deferred | None:
+        """The request under the rules of the moment; None if it is to wait behind others in the line where it belongs
+        by these."""
+        if self._revision is None:
+            return request
+        revised = self._revision.revise(request)
+        if revised.key == request.key:
+            return revised
+        try:
+            behind = await self._backlog.comes_behind(revised.key, revised.others)
+            if not await self._backlog.move(request, revised):
+                return replace(revised, key=request.key)
+        except asyncio.CancelledError:
+            await self._give_back(request, tried=False)
+            raise
+        if not behind:
+            return revised
+        await self._give_back(revised, tried=False)
         return None
 
     async def _ask(self, request: Deferred) -> Verdict:
@@ -270,6 +308,26 @@ class Replayer:
         seconds = min(seconds, max(request.expires - now, 0.0))
         await self._backlog.postpone(request, now + seconds, tried, aside)
         asyncio.get_running_loop().call_later(seconds, self._stirred.set)
+
+
+class _Free:
+    """How many requests were replayed under no limit, since the rules have none for them any more."""
+
+    def __init__(self) -> None:
+        self._number, self._before, self._since = 0, 0, 0.0
+
+    def add(self, domain: str) -> None:
+        self._number += 1
+        self._domain = domain
+
+    def tell(self, now: float, ending: bool = False) -> None:
+        """Log it once there come no more, or a minute after the first."""
+        if not self._number:
+            self._since = now
+        elif self._number == self._before or now - self._since >= _SWEEP or ending:
+            log.warning(_FREE, self._number, self._domain)
+            self._number = 0
+        self._before = self._number
 
 
 def _find_others(request: Deferred, verdict: Verdict) -> list[OnLimit]:

@@ -136,8 +136,13 @@ def keep_headers(pairs: Iterable[tuple[bytes, bytes]], identity: str) -> Headers
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
     kept = [(name, value) for name, value in headers if name not in _HOP_BY_HOP | _RECOMPUTED]
     if not any(name == _IDEMPOTENCY_KEY for name, _ in kept):
-        kept.append((_IDEMPOTENCY_KEY, f'"{hash_key(identity)}"'))
+        kept.append((_IDEMPOTENCY_KEY, make_idempotency_key(identity)))
     return tuple(kept)
+
+
+def make_idempotency_key(identity: str) -> str:
+    """That of a request whose client has sent none."""
+    return f'"{hash_key(identity)}"'
 
 
 def keep_answered(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -145,6 +145,20 @@ redis.call('HSET', KEYS[1], 'tries', tries)
 redis.call('ZREM', KEYS[2], ARGV[1])
 return {tries, head, body}
 """
+MOVE = f"""{_COUNT}{_DISCOUNT}
+if redis.call('GET', KEYS[6]) ~= ARGV[1] then return 0 end -- others replay
+local state, key, network, size, others = unpack(
+    redis.call('HMGET', KEYS[4], 'state', 'key', 'network', 'size', 'others'))
+if state ~= 'waiting' or redis.call('XDEL', KEYS[1], ARGV[2]) == 0 then return 0 end
+redis.call('XACK', KEYS[1], 'replay', ARGV[2])
+discount(KEYS[1], KEYS[2], KEYS[3], KEYS[5], key, network, tonumber(size), others or '')
+count(KEYS[2], KEYS[3], KEYS[5], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+local entry = redis.call('XADD', KEYS[1], '*', 'id', ARGV[3], 'key', ARGV[4], 'network', ARGV[5], 'size', ARGV[6],
+    'others', ARGV[7])
+redis.call('HSET', KEYS[4], 'key', ARGV[4], 'network', ARGV[5], 'size', ARGV[6], 'others', ARGV[7], 'head', ARGV[8],
+    'entry', entry)
+return 1
+"""
 FORGET_TRY = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HINCRBY', KEYS[1], 'tries', -1) end"
 FINISH = f"""{_DISCOUNT}
 local function remember(ended, id, weight, room) -- each by what had ended before it, and '' by all: the oldest go

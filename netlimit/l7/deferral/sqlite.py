@@ -88,6 +88,20 @@ _WEIGHTS = (
     """,
 )
 """Kept by triggers, so that whoever writes to the file keeps them."""
+_MOVES = (
+    """
+    CREATE TRIGGER IF NOT EXISTS deferred_moves AFTER UPDATE OF key, network ON deferred WHEN new.state = 'waiting'
+    BEGIN
+        INSERT INTO weights VALUES (new.key, new.network, 1, new.size)
+        ON CONFLICT DO UPDATE SET requests = requests + 1, bytes = bytes + excluded.bytes;
+    END
+    """,
+    f"""
+    CREATE TRIGGER IF NOT EXISTS deferred_moved AFTER UPDATE OF key, network ON deferred WHEN old.state = 'waiting'
+    BEGIN {_FORGET}
+    """,
+)
+"""Files of former versions have none of these."""
 _PUT = """
 INSERT INTO deferred (id, key, state, accepted, expires, due, tries, size, head, body, network, others)
 VALUES (?, ?, 'waiting', ?, ?, 0, 0, ?, ?, ?, ?, ?)
@@ -97,6 +111,9 @@ SELECT total(requests), total(bytes), total(requests) FILTER (WHERE key = ?1), t
     total(requests) FILTER (WHERE network = ?2), total(bytes) FILTER (WHERE network = ?2),
     total(requests) FILTER (WHERE key = ?1 AND network = ?2), total(bytes) FILTER (WHERE key = ?1 AND network = ?2)
 FROM weights
+"""
+_MOVE = """
+UPDATE deferred SET key = ?, others = ?, network = ?, head = ?, size = ? WHERE id = ? AND state = 'waiting'
 """
 _BEHIND = """
 SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ?1 AND (others = ?2 OR others NOT IN (
@@ -217,6 +234,12 @@ class SqliteBacklog:
         query = "UPDATE deferred SET due = ?, tries = tries - ?, aside = ? WHERE id = ? AND state = 'waiting'"
         await self._run(lambda: self._connection.execute(query, (until, 0 if tried else 1, aside, request.id)))
 
+    async def move(self, request: Deferred, moved: Deferred) -> bool:
+        """Put a request into another line, in which it has its place by when it came."""
+        head = write_head(moved)
+        told = moved.key, moved.others, moved.network, head, len(head) + len(moved.body), moved.id
+        return bool((await self._run(lambda: self._connection.execute(_MOVE, told))).rowcount)
+
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
         await self._end(request.id, state, now, reply, reason)
@@ -281,6 +304,8 @@ class SqliteBacklog:
             if not connection.execute("PRAGMA table_info(weights)").fetchall():
                 for statement in _WEIGHTS:
                     connection.execute(statement)
+            for statement in _MOVES:
+                connection.execute(statement)
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")

@@ -61,6 +61,30 @@ def tells_length(request: Deferred) -> bool:
     return bool(request.body) or request.method in _WITH_BODIES
 
 
+def make_scope(request: Deferred) -> dict[str, Any]:
+    """A request as ASGI describes it, without what other middlewares have put there."""
+    path, _, query = request.target.partition("?")
+    host, _, port = (request.client or "").rpartition(" ")
+    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
+    if tells_length(request):
+        pairs.append((b"content-length", b"%d" % len(request.body)))
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": request.scheme,
+        "path": unquote(path) if request.path is None else request.path,
+        "raw_path": path.encode("latin-1"),
+        "query_string": query.encode("latin-1"),
+        "root_path": request.root_path,
+        "headers": pairs,
+        "client": (host, int(port)) if host else None,
+        "server": None,
+        "extensions": {},
+    }
+
+
 async def break_off(serving: asyncio.Task[None]) -> None:
     """Cancel what an application does. One that does not heed it is left alone: it would keep its place for ever, and
     its client's other requests waiting."""
@@ -106,7 +130,8 @@ class AppUpstream:
 
     async def _serve(self, request: Deferred, collected: Collected) -> None:
         try:
-            await self._app(self._make_scope(request), collected.make_receive(request.body), collected.send)
+            scope = make_scope(request) | {"state": dict(self.state or {})}
+            await self._app(scope, collected.make_receive(request.body), collected.send)
         except Exception as error:
             if not collected.is_whole:
                 collected.fault = error
@@ -115,29 +140,6 @@ class AppUpstream:
 
     async def aclose(self) -> None:
         """Nothing is open."""
-
-    def _make_scope(self, request: Deferred) -> dict[str, Any]:
-        path, _, query = request.target.partition("?")
-        host, _, port = (request.client or "").rpartition(" ")
-        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
-        if tells_length(request):
-            pairs.append((b"content-length", b"%d" % len(request.body)))
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": request.method,
-            "scheme": request.scheme,
-            "path": unquote(path) if request.path is None else request.path,
-            "raw_path": path.encode("latin-1"),
-            "query_string": query.encode("latin-1"),
-            "root_path": request.root_path,
-            "headers": pairs,
-            "client": (host, int(port)) if host else None,
-            "server": None,
-            "state": dict(self.state or {}),
-            "extensions": {},
-        }
 
 
 class Collected:

@@ -80,6 +80,7 @@ async def test_a_file_of_a_former_version_tells_the_networks_too(tmp_path: Path)
     await backlog.aclose()
     with closing(sqlite3.connect(tmp_path / "deferred.db")) as connection:
         connection.executescript("DROP TRIGGER deferred_comes; DROP TRIGGER deferred_ends; DROP TRIGGER deferred_goes")
+        connection.executescript("DROP TRIGGER deferred_moves; DROP TRIGGER deferred_moved")
         connection.executescript("DROP TABLE weights; DROP INDEX deferred_answers")
         connection.executescript("ALTER TABLE deferred DROP COLUMN network")
         connection.executescript("UPDATE deferred SET head = CAST(x'ff' AS TEXT) WHERE key = 'carol'")
