@@ -21,6 +21,7 @@ from netlimit.errors import LimitError, StoreError
 from netlimit.escalating import Blocks
 from netlimit.l7.assignments import Assignments
 from netlimit.l7.counters import open_counters, watch_eviction
+from netlimit.l7.domains import UnknownDomains
 from netlimit.l7.escalation import Askers, Escalator, Refusals
 from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Gate
@@ -59,12 +60,15 @@ def decide(settings: Settings, store: Store, listening: socket.socket, grpc_plac
     blocks = Blocks(store, settings.host, settings.trusted_proxies, askers=askers, contacts=Contacts())
     escalator = Escalator(refusals, blocks, is_absent)
     gate = Gate(lambda: assignments.rules, counters)
-    limiter = Limiter(lambda: sources.rules, counters, gate=gate, refusals=refusals)
+    unknown = UnknownDomains()
+    limiter = Limiter(lambda: sources.rules, counters, gate=gate, refusals=refusals, unknown=unknown)
     eviction = watch_eviction(settings.counters_url)
 
     def tell() -> Sequence[str]:
         away = counters.troubles if isinstance(counters, Failover) else ()
-        return [*sources.troubles, *_tell_unheard(sources, settings), *(eviction.troubles if eviction else ()), *away]
+        astray = unknown.list_troubles(sources.rules.domains)
+        lost = eviction.troubles if eviction else ()
+        return [*sources.troubles, *astray, *_tell_unheard(sources, settings), *lost, *away]
 
     def count_lost() -> int:
         return eviction.lost if eviction else 0

@@ -37,6 +37,7 @@ from netlimit.l7.whole import (
 )
 
 if TYPE_CHECKING:
+    from netlimit.l7.domains import UnknownDomains
     from netlimit.l7.escalation import Refusals
 
 _HARD, _DEFER = Mode.HARD, OnLimit.DEFER
@@ -105,14 +106,17 @@ class Limiter:
         usage: Usage | None = None,
         gate: Gate | None = None,
         refusals: Refusals | None = None,
+        unknown: UnknownDomains | None = None,
     ) -> None:
-        """`gate` asks the IP rules first, `refusals` counts whom rules refuse that escalate."""
+        """`gate` asks the IP rules first, `refusals` counts whom rules refuse that escalate, `unknown` is told of
+        domains that there are not."""
         self._rules = rules
         self._store = store
         # Counters in memory answer at once: a coroutine more would take longer than most of them.
         self._decide_now = store.decide_now if type(store) is MemoryStore else None
         self._gate = gate
         self._refusals = refusals
+        self._unknown = unknown
         self.pressure = pressure or Pressure()
         self.usage = usage or Usage()
         self._counted: RuleSet | None = None
@@ -237,6 +241,8 @@ class Limiter:
             defers = defers or match.rule.on_limit is _DEFER
             while len(owners) < len(asks):
                 owners.append(index)
+        if not asks and self._unknown is not None and domain not in rules.domains:
+            self._unknown.note(domain, rules.domains)
         return matches, asks, owners, defers
 
     async def _ask(self, asks: Sequence[Ask]) -> list[Decision]:

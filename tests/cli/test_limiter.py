@@ -15,6 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from netlimit.l7.headers import USUAL, Family
+from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
+from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest
 from netlimit.settings import HEADERS, USUAL_HEADERS
 from tests.cli.running import Netlimit, Server, settings_in, until
 from tests.places import is_ready, open_client
@@ -134,6 +136,23 @@ def test_it_decides_follows_its_rules_and_ends_when_told(running: Running) -> No
         assert owner != 0
     assert running.server.end() == 0
     assert "Traceback" not in running.server.said()
+
+
+def test_a_domain_that_there_is_not_is_told(running: Running) -> None:
+    """By whatever way it is asked about; whether the limiter is ready is not for strangers to say."""
+    assert running.http.get("/v1/auth?domain=wbe&key=user=bob").status_code == 200
+    question = {"domain": "shop", "descriptors": [[{"key": "user", "value": "bob"}]]}
+    assert running.http.post("/v1/decide", json=question).status_code == 200
+    with grpc.insecure_channel(running.grpc_place) as channel:
+        ask = channel.unary_unary("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+        entries = [RateLimitDescriptor.Entry(key="user", value="bob")]
+        asked = RateLimitRequest(domain="edge", descriptors=[RateLimitDescriptor(entries=entries)])
+        ask(asked.SerializeToString(), timeout=120)
+    health = running.http.get("/healthz").json()
+    troubles = [each for each in health["troubles"] if "no document of limits has" in each]
+    assert [each.split("'")[1] for each in troubles] == ["wbe", "shop", "edge"]
+    assert all("There is 'web'." in each and running.server.said().count(each) == 1 for each in troubles)
+    assert running.http.get("/readyz").json() == {"status": "ok"}
 
 
 WITHOUT_DATABASE = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /var/lib; exec "$0" "$@"')
