@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _BUSY_SECONDS = 10.0
+_PAUSE = 0.02
+_PRIMARY = 0xFF
+"""The part of an error code that tells its kind."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS deferred (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -170,13 +173,7 @@ class SqliteBacklog:
         finally:
             os.close(file)
         self._connection = _open(path)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.executescript(_SCHEMA)
-        self._add_columns()
-        self._connection.executescript(_LINES)
-        self._add_weights()
-        self.now = self._open_clock()
+        self.now = _insist(self._prepare)
         self._thread = ThreadPoolExecutor(1, "deferred")
         # What each request asks does not wait for what others have written.
         self._reader = _open(path)
@@ -275,6 +272,16 @@ class SqliteBacklog:
         row = (state, now, told, body, reason, len(told or "") + len(body) + len(reason), identity)
         await self._run(lambda: self._connection.execute(_FINISH, row))
 
+    def _prepare(self) -> Now:
+        """Have all in the file that this version needs, whatever of it is there already; its clock."""
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.executescript(_SCHEMA)
+        self._add_columns()
+        self._connection.executescript(_LINES)
+        self._add_weights()
+        return self._open_clock()
+
     def _add_columns(self) -> None:
         """Have a file of a former version tell whose each request is, and who stands aside."""
         connection = self._connection
@@ -362,6 +369,19 @@ class SqliteBacklog:
             return await asyncio.get_running_loop().run_in_executor(thread or self._thread, work)
         except sqlite3.Error as error:
             raise BacklogUnavailable(error) from error
+
+
+def _insist(prepare: Callable[[], _T]) -> _T:
+    """Do what another process may be doing at this moment, too. Then SQLite waits for some locks and fails at others at
+    once, in a file that is no WAL yet."""
+    ending = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            return prepare()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & _PRIMARY != sqlite3.SQLITE_BUSY or time.monotonic() >= ending:
+                raise
+        time.sleep(_PAUSE)
 
 
 def _open(path: Path) -> sqlite3.Connection:
