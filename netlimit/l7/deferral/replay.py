@@ -43,7 +43,7 @@ _GRACE = 5.0
 """Seconds that tries have at the end to come to theirs."""
 _AGAIN = 10.0
 """Seconds after which what has not ended is cancelled again."""
-_FREE = "%d deferred requests have been replayed under no limit: the limits of the domain %r have none for them now."
+_FREE = "Deferred requests were replayed under no limit (%d): the limits of the domain %r have none for them any more."
 _FAULT = "Deferred requests cannot be replayed by a fault of netlimit's own. It is tried again until they can be."
 
 log = logging.getLogger(__name__)
@@ -185,15 +185,16 @@ class Replayer:
             return revised
         try:
             behind = await self._backlog.comes_behind(revised.key, revised.others)
-            if not await self._backlog.move(request, revised):
-                return replace(revised, key=request.key)
+            moved = await self._backlog.move(request, revised)
         except asyncio.CancelledError:
             await self._give_back(request, tried=False)
             raise
-        if not behind:
-            return revised
-        await self._give_back(revised, tried=False)
-        return None
+        if moved and behind:
+            await self._give_back(revised, tried=False)
+            return None
+        # By now the rules may be others again: what finds none of them would pass.
+        line = revised.key if moved else request.key
+        return replace(self._revision.revise(revised), key=line)
 
     async def _ask(self, request: Deferred) -> Verdict:
         """Whether it may be sent now, or as long as it lasts. Raises CountersUnavailable."""

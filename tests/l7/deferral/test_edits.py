@@ -33,7 +33,7 @@ SOON = "rate_limit: {unit: second, requests_per_unit: 1, algorithm: gcra}"
 THREE = "rate_limit: {unit: day, requests_per_unit: 3, algorithm: gcra}"
 A_WHILE = 1.0
 """Seconds in which all are tried that nothing holds."""
-FREE = "%d deferred requests have been replayed under no limit: the limits of the domain 'app' have none for them now."
+FREE = "Deferred requests were replayed under no limit (%d): the limits of the domain %r have none for them any more."
 
 
 def nest(*keys: str, limit: str, on_limit: str = "defer") -> str:
@@ -181,7 +181,7 @@ async def test_where_there_is_no_limit_any_more_they_go_and_the_log_says_how_man
                 await asyncio.sleep(0.05)
         waited = len(bodies) - 1
         assert site.served == bodies
-    told = [int(record.args[0]) for record in caplog.records if record.msg == FREE.replace("'app'", "%r")]
+    told = [int(record.args[0]) for record in caplog.records if record.msg == FREE]
     assert (sum(told), len(told)) == (waited, len(caplog.records))
 
 
@@ -371,3 +371,25 @@ class TestMoves:
         await backlog.finish(request, State.DONE, time.time(), None, "")
         assert not await backlog.move(request, replace(request, key="bob"))
         assert await backlog.weigh("bob", request.network) == (0,) * 8
+
+
+class Edited(SqliteBacklog):
+    """Something is edited while a request is put into another line."""
+
+    edit: Callable[[], None] = staticmethod(lambda: None)
+
+    async def move(self, request: Deferred, moved: Deferred) -> bool:
+        done = await super().move(request, moved)
+        self.edit()
+        return done
+
+
+async def test_what_is_edited_again_while_it_is_moved_holds_for_it(tmp_path: Path) -> None:
+    backlog = Edited(tmp_path / "deferred.db")
+    site = Site(nest("remote_address", limit=SOON), backlog)
+    backlog.edit = lambda: site.edit(nest("path", limit=THREE))
+    async with living(site.app):
+        await site.post(number("a", *range(9)))
+        site.edit(nest("remote_address", "path", limit=SOON))
+        await site.await_served(4)
+        assert site.served == number("a", *range(4))
