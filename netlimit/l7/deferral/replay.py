@@ -98,7 +98,7 @@ class Replayer:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_GRACE)
         await _cancel(self._tasks)
-        self._free.tell(self._clock(), ending=True)
+        self._free.tell(inf)
 
     async def _run(self) -> None:
         swept, silent = -inf, False
@@ -171,7 +171,7 @@ class Replayer:
             if served is not None:
                 await self._finish(request, State.DONE, served.reply, "")
                 if self._revision is not None and not any(status.rule for status in verdict.statuses):
-                    self._free.add(request.domain)
+                    self._free.add(request.domain, self._clock())
                 await self._see_off(served)
         return None
 
@@ -315,20 +315,20 @@ class _Free:
     """How many requests were replayed under no limit, since the rules have none for them any more."""
 
     def __init__(self) -> None:
-        self._number, self._before, self._since = 0, 0, 0.0
+        self._number, self._domain = 0, ""
+        self._due = -inf
 
-    def add(self, domain: str) -> None:
+    def add(self, domain: str, now: float) -> None:
+        if not self._number:
+            self._due = max(self._due, now + _LOOK)
         self._number += 1
         self._domain = domain
 
-    def tell(self, now: float, ending: bool = False) -> None:
-        """Log it once there come no more, or a minute after the first."""
-        if not self._number:
-            self._since = now
-        elif self._number == self._before or now - self._since >= _SWEEP or ending:
+    def tell(self, now: float) -> None:
+        """Log it a second after the first, and then once in a minute."""
+        if self._number and now >= self._due:
             log.warning(_FREE, self._number, self._domain)
-            self._number = 0
-        self._before = self._number
+            self._number, self._due = 0, now + _SWEEP
 
 
 def _find_others(request: Deferred, verdict: Verdict) -> list[OnLimit]:
