@@ -7,7 +7,7 @@ a header counts only where a proxy that is trusted has added it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import lru_cache, wraps
 from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -212,16 +212,36 @@ def _strip_port(text: str) -> str:
     return (match["six"] or match["four"] or match["bare"] or "") if match else ""
 
 
+def take_fields(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A request as ASGI describes it without fields that others of it are to whoever makes variables of fields, as CGI
+    does (RFC 3875, 4.1.18): `X_API_Key` beside `X-API-Key`. Applications would take either."""
+    fields = scope["headers"]
+    if not any(b"_" in name for name, _ in fields):
+        return scope
+    plain = {name for name, _ in fields if b"_" not in name}
+    kept = [each for each in fields if b"_" not in each[0] or _fold(each[0]) not in plain]
+    return scope if len(kept) == len(fields) else {**scope, "headers": kept}
+
+
+def _fold(name: bytes) -> bytes:
+    return name.replace(b"_", b"-")
+
+
 def header(name: str) -> Extractor:
-    """The value of a header, the first one as Starlette takes it: a second is no way around a limit."""
+    """The value of a header, the first one as Starlette takes it: a second is no way around a limit. Where there is
+    none, that of one with `_` for `-`, which is the same to whoever makes variables of fields (Django)."""
     wanted = name.lower().encode()
+    folded = _fold(wanted)
 
     def find(scope: Scope) -> str | None:
+        other: bytes | None = None
         for name, value in scope["headers"]:
             if name == wanted:
                 text: str = value.decode("latin-1")
                 return text
-        return None
+            if other is None and len(name) == len(wanted) and _fold(name) == folded:
+                other = value
+        return None if other is None else other.decode("latin-1")
 
     return find
 
@@ -238,8 +258,8 @@ def api_key(name: str = "X-API-Key") -> Extractor:
     def find_hash(scope: Scope) -> str | None:
         key = find(scope)
         if key is not None and bearer:
-            scheme, _, key = key.partition(" ")
-            key = key.strip() if scheme.lower() == "bearer" else None
+            scheme, key, *_ = *key.split(None, 2), "", ""  # by a tab as well, and without what follows
+            key = key if scheme.lower() == "bearer" else None
         return hash_key(key) if key else None
 
     return find_hash

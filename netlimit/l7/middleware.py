@@ -22,7 +22,7 @@ from netlimit.l7.deferral.revision import Revision, remember
 from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.headers import USUAL, Family, Fields, make_headers
 from netlimit.l7.holding import Holding
-from netlimit.l7.identity import EXTRACTORS, Extractor
+from netlimit.l7.identity import EXTRACTORS, Extractor, take_fields
 from netlimit.l7.limit import Limit, parse_limit, read_weight
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import ClientGone, Listener, Message, Receive
@@ -112,7 +112,7 @@ class RateLimit:
         """Serve one connection (ASGI)."""
         kind, deferral = scope["type"], self._deferral
         if kind in ("http", "websocket"):
-            scope = take_path(scope)
+            scope = take_fields(take_path(scope))
         if kind == "http" and deferral is not None:
             # One that is mounted in another is not told when that starts.
             deferral.start(self._limiter, self._app, None, self._revision)

@@ -10,7 +10,16 @@ import pytest
 from starlette.authentication import SimpleUser, UnauthenticatedUser
 
 from netlimit.errors import LimitError
-from netlimit.l7.identity import EXTRACTORS, ClientAddress, api_key, find_culprit, hash_key, header, read_address
+from netlimit.l7.identity import (
+    EXTRACTORS,
+    ClientAddress,
+    api_key,
+    find_culprit,
+    hash_key,
+    header,
+    read_address,
+    take_fields,
+)
 
 PROXIES = ["10.0.0.0/8", "2001:db8:ffff::/48"]
 
@@ -175,6 +184,19 @@ class TestKeys:
         assert find(make_scope(authorization="bearer  s3cret ")) == hash_key("s3cret")
         assert find(make_scope(authorization="Basic s3cret")) is None
         assert find(make_scope(authorization="Bearer ")) is None
+
+    @pytest.mark.parametrize("written", ["Bearer\ts3cret", "bearer \t s3cret\t", "Bearer s3cret 1", "Bearer\x0bs3cret"])
+    def test_a_bearer_token_is_what_applications_split_off(self, written: str) -> None:
+        assert api_key("Authorization")(make_scope(authorization=written)) == hash_key("s3cret")
+
+    def test_a_field_with_underscores_is_the_one_that_variables_are_made_of(self) -> None:
+        scope = make_scope()
+        scope["headers"] = [(b"x_api_key", b"s3cret"), (b"x-device_id", b"d1")]
+        assert api_key()(scope) == hash_key("s3cret")
+        assert header("X-Device-Id")(scope) == header("X_Device_Id")(scope) == "d1"
+        scope["headers"].append((b"x-api-key", b"other"))
+        assert api_key()(scope) == hash_key("other"), "as the application sees it, without the first"
+        assert [*take_fields(scope)["headers"]] == scope["headers"][1:]
 
     def test_a_second_key_is_no_way_around_a_limit(self) -> None:
         assert api_key()(make_scope()) is None
