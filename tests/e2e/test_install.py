@@ -455,6 +455,21 @@ def make_environment(target: Path, number: int) -> Path:
     return made
 
 
+def test_an_environment_that_is_installed_again_stays(staged: Path) -> None:
+    """Whatever it is called by: `--venv` puts units and files right without fetching anything."""
+    place = staged / "opt/netlimit/venv-20260101000000-1"
+    (place / "bin").mkdir(parents=True)
+    for name in ("netlimit", "python"):
+        (place / "bin" / name).write_text(f'#!/bin/sh\nexec {ENVIRONMENT}/bin/{name} "$@"\n')
+        (place / "bin" / name).chmod(0o755)
+    former = staged / "opt/netlimit/venv-20250101000000-1"
+    shutil.copytree(place, former)
+    run("scripts/install", "--root", staged, "--venv", place)
+    assert (staged / "opt/netlimit/bin/netlimit").exists()
+    assert place.is_dir()
+    assert not former.exists()
+
+
 def test_what_others_have_below_the_prefix_stays(root: None, tmp_path: Path) -> None:
     target = tmp_path / "opt"
     target.mkdir()
