@@ -52,9 +52,10 @@ class Blocks:
         self._now = now
         self._askers = askers
 
-    def block(self, client: str, seconds: int, reason: str) -> bool:
+    def block(self, client: str, seconds: int, reason: str) -> bool | None:
         """Block a client (an address, or an IPv6 /64) from now on, or for longer if it is blocked already; whether it
-        is blocked. Whoever is safe is not, which the log tells. Raises Conflict when somebody else has just blocked
+        is blocked. Whoever is safe is not, which the log tells; and None is said where it is left alone, for an
+        operator has switched its block off, or there are too many. Raises Conflict when somebody else has just blocked
         it."""
         now = self._now()
         rule = self._make_rule(_normalize(client), seconds, reason, now)
@@ -73,7 +74,7 @@ class Blocks:
             changes = {"expires_at": rule.expires_at, "comment": rule.comment}
             self._store.change(longest.id, lambda before: replace(before, **changes), LIMITER, now)  # type: ignore[arg-type]
             log.warning("%s It stays blocked until %s.", reason, rule.expires_at)
-        return longest.enabled
+        return longest.enabled or None
 
     def clear(self) -> None:
         """Remove such rules that are over, some at a time."""
@@ -84,11 +85,11 @@ class Blocks:
                 self._store.remove(rule.id, LIMITER, now, rule.revision)
                 cleared += 1
 
-    def _add(self, rule: Rule, now: datetime) -> bool:
+    def _add(self, rule: Rule, now: datetime) -> bool | None:
         _, number = self._store.select(labels=dict([LABEL]), limit=1)
         if number >= MOST_STANDING:
             log.error("%s It is not blocked: there are %d such rules already.", rule.comment, number)
-            return False
+            return None
         self._store.add([rule], LIMITER, now)
         log.warning("%s Its packets are blocked until %s.", rule.comment, rule.expires_at)
         return True

@@ -332,7 +332,7 @@ def test_a_block_that_an_operator_has_switched_off_stays_off(place: Place) -> No
     (kept,) = place.rules()
     place.store.change(kept.rule.id, lambda rule: replace(rule, enabled=False), "test", place.moment)
     place.moment += timedelta(seconds=300)
-    assert not place.block()
+    assert place.block() is None, "which is no reason to block a part of it"
     assert not place.rules()[0].rule.enabled
 
 
@@ -384,7 +384,7 @@ def test_who_is_allowed_is_not_blocked(place: Place, fields: dict[str, object], 
 
 def test_there_are_never_more_than_so_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netlimit.escalating.MOST_STANDING", 3)
-    assert [place.block(f"10.1.0.{number}") for number in range(5)] == [True] * 3 + [False] * 2
+    assert [place.block(f"10.1.0.{number}") for number in range(5)] == [True] * 3 + [None] * 2
     place.moment += timedelta(seconds=601)
     place.add(target="10.1.0.99", action="block", ttl=1)
     place.moment += timedelta(seconds=2)

@@ -13,7 +13,6 @@ from hashlib import sha1
 MARK = b"X-Mark"
 """The field by which a request is known again."""
 _MARK = re.compile(rb"^x-mark:[ \t]*(\S+)", re.IGNORECASE | re.MULTILINE)
-_UNDERSCORED = re.compile(rb"^[^:\r\n]*_[^:\r\n]*:[^\r\n]*", re.MULTILINE)
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 _UPGRADE = re.compile(rb"^upgrade:[ \t]*(\S[^\r]*)", re.IGNORECASE | re.MULTILINE)
 _KEY = re.compile(rb"^sec-websocket-key:[ \t]*(\S+)", re.IGNORECASE | re.MULTILINE)
@@ -31,8 +30,8 @@ class Recorder:
         self.wanted: dict[str, list[bytes]] = {}
         """By mark the values of `Upgrade`, of those that have one."""
         self.unmarked = 0
-        self.underscored: list[bytes] = []
-        """The lines of fields with a `_` in their name."""
+        self.heads: dict[str, bytes] = {}
+        """By mark the fields of what has come."""
         self.place = ""
         self._started = threading.Event()
 
@@ -52,9 +51,9 @@ class Recorder:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 marks = _MARK.findall(head)
-                self.underscored += _UNDERSCORED.findall(head)
                 for mark in marks:
                     self.reached.setdefault(mark.decode(), head.split(b"\r\n")[0])
+                    self.heads.setdefault(mark.decode(), head.partition(b"\r\n")[2])
                     if wanted := _UPGRADE.findall(head):
                         self.wanted.setdefault(mark.decode(), wanted)
                 if not marks:
