@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -333,6 +333,12 @@ class Settings(BaseSettings):
     """How the parts log."""
     log_level: Annotated[LogLevel, BeforeValidator(_parse_word(LogLevel))] = LogLevel.INFO
     """What they log."""
+    _written: frozenset[str] = PrivateAttr(frozenset())
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The names of those that the settings file states, whether or not the environment wins over it."""
+        return self._written
 
     @property
     def is_open(self) -> bool:
@@ -387,21 +393,27 @@ def load_settings(config: Path | None = None) -> Settings:
     Raises SettingsError for the first setting that is wrong.
     """
     path = find_file(config)
+    written = _read_file(path, required=config is not None)
     try:
-        return Settings(**_read_file(path, required=config is not None))
+        settings = Settings(**written)
     except ValidationError as error:
         raise _in_words(error.errors()[0], path) from None
+    settings._written = frozenset(written)
+    return settings
 
 
-def read_stated() -> tuple[dict[str, Any], dict[str, Any]]:
+def read_stated() -> tuple[dict[str, str], dict[str, Any]]:
     """What environment and file say, each as far as it can be read: by the names of settings, values of any kind, which
     may be wrong."""
-    names = Settings.model_fields
-    stated = {name: value for name in names if (value := os.environ.get(PREFIX + name.upper()))}
     try:
-        return stated, _read_file(find_file(), required=False)
+        return read_environment(), _read_file(find_file(), required=False)
     except SettingsError:
-        return stated, {}
+        return read_environment(), {}
+
+
+def read_environment() -> dict[str, str]:
+    """What the environment says, by the names of settings; it may be wrong."""
+    return {name: value for name in Settings.model_fields if (value := os.environ.get(PREFIX + name.upper()))}
 
 
 def _read_file(path: Path, required: bool) -> dict[str, Any]:

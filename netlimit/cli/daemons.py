@@ -21,7 +21,7 @@ import typer
 from netlimit.cli import descriptor_store
 from netlimit.cli.descriptor_store import API
 from netlimit.cli.errors import CommandError
-from netlimit.cli.last_settings import keep_settings
+from netlimit.cli.last_settings import keep_settings, read_settings_to_limit
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
     SILENCE,
@@ -69,7 +69,7 @@ def controller(
     user: str | None = typer.Option(None, "--user", help="Whom to become, with two capabilities, when root starts it."),
 ) -> None:
     """Keep this host's kernel as the rules say, until SIGTERM. The rules stay in the kernel."""
-    run_controller(read_settings(context), user)
+    run_controller(read_settings_to_limit(context), user)
 
 
 def api(

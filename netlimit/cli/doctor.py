@@ -15,7 +15,7 @@ import typer
 from netlimit import copying, crowding, namesakes, skew, unforced
 from netlimit.cli.asking import PLAIN, ask
 from netlimit.cli.database import find_file
-from netlimit.cli.last_settings import recall_for_root
+from netlimit.cli.last_settings import load_settings_to_limit, recall_for_root
 from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store
 from netlimit.cli.printing import add_row, make_table, print_table, say
@@ -31,7 +31,7 @@ from netlimit.numbers import find_mark_bits
 from netlimit.plain import read_text
 from netlimit.records import DISPENSABLE, HostStatus, State
 from netlimit.safety import CLIENT, SESSION
-from netlimit.settings import Backend, Settings, load_settings
+from netlimit.settings import Backend, Settings
 from netlimit.settings import find_file as find_settings_file
 from netlimit.teardown import find_left
 from netlimit.tunnels import follow_on
@@ -54,7 +54,7 @@ def look_at_settings(context: typer.Context) -> tuple[Settings, list[Finding]]:
     file = find_settings_file(config)
     found = [*find_unread(file, find_unit_users())] if is_root() else []
     try:
-        return load_settings(config), found
+        return load_settings_to_limit(config), found
     except SettingsError as fault:
         if config is not None or fault.file is None or not is_root():
             raise

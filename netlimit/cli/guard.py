@@ -16,7 +16,7 @@ from pathlib import Path
 import typer
 
 from netlimit.cli.errors import CommandError
-from netlimit.cli.last_settings import read_settings_or_last, word_recalled
+from netlimit.cli.last_settings import load_settings_to_limit, read_settings_or_last, word_recalled
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
     GUARD_LOCK,
@@ -31,7 +31,7 @@ from netlimit.cli.parts import (
 from netlimit.errors import KernelError, SettingsError, StoreError
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.tools import own_module
-from netlimit.settings import Backend, Settings, load_settings
+from netlimit.settings import Backend, Settings
 
 START_SECONDS = 15.0
 """How long a guard may take to begin."""
@@ -126,7 +126,7 @@ class _Mending:
         if not self._is_done and time.monotonic() >= self._due:
             self._due = time.monotonic() + MENDING_SECONDS
             with suppress(SettingsError):
-                load_settings()
+                load_settings_to_limit()
                 self._is_done = True
                 log.warning("The settings can be used again: ending, so that the next guard goes by them.")
         return self._is_done

@@ -15,7 +15,7 @@ from netlimit.cli.actor import local_actor
 from netlimit.cli.controllers import TEARDOWN, refuse_namesake, refuse_stranger
 from netlimit.cli.disks import Hanging, try_disk
 from netlimit.cli.errors import CommandError, complain
-from netlimit.cli.last_settings import keep_settings, read_settings_or_last, word_recalled
+from netlimit.cli.last_settings import keep_settings, read_settings_or_last, read_settings_to_limit, word_recalled
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
     make_controller,
@@ -68,7 +68,7 @@ TakeOver = Annotated[
 
 def plan(context: typer.Context, json: bool = JSON) -> None:
     """Show what would change, in words and as steps of the kernel. Nothing is changed."""
-    settings = read_settings(context)
+    settings = read_settings_to_limit(context)
     kernel = make_kernel(settings)
     with open_store(settings) as store:
         steps, words = make_controller(settings, store, kernel).account()
@@ -114,7 +114,7 @@ def apply(
         if take_over or confirm or database:
             raise typer.BadParameter("What was applied last is only put back; leave out the other options, or --last.")
         return apply_last(*read_settings_or_last(context), json)
-    settings = read_settings(context)
+    settings = read_settings_to_limit(context)
     kernel = make_kernel(settings)
     if take_over and confirm:
         raise typer.BadParameter(

@@ -1,5 +1,5 @@
 """The settings that were good last, kept beside the copy of the rules: who starts a machine has to put its limits back
-though somebody has broken the settings file since, or taken the rights to read it.
+though somebody has broken the settings file since, or taken the rights to read it, or lost it.
 
 They are the controller's to write, as that copy is, and hold no secret. What is taken of them says so loudly.
 """
@@ -21,7 +21,17 @@ import typer
 from netlimit.custody import acting_for, made_file, name_user, opened
 from netlimit.errors import SettingsError, StoreError
 from netlimit.rules import Target
-from netlimit.settings import Listen, RecalledSettings, Settings, load_settings, parse_safe, read_stated
+from netlimit.settings import (
+    Listen,
+    RecalledSettings,
+    Settings,
+    find_file,
+    load_settings,
+    parse_safe,
+    read_environment,
+    read_stated,
+)
+from netlimit.several import say_more
 from netlimit.stalls import Stalled, find_disk
 
 FILE = "settings.json"
@@ -31,6 +41,10 @@ _SPARED = ("safe", "trusted_proxies")
 _URLS = ("database_url", "counters_url")
 _WHOLE = "is_whole"
 """Whether the database's URL is there as it was: it may have had a password."""
+_FROM_FILE = "from_file"
+"""The names of those that the settings file has stated, and the environment has not."""
+_MOST_TOLD = 8
+"""So many addresses are told of a list that is lost."""
 _LONGEST = 2**23
 """Bytes: a settings file of the longest kind, with each of its addresses written out."""
 _OTHERS_WRITE = 0o022
@@ -59,6 +73,7 @@ def print_settings(settings: Settings) -> str:
     database, is_whole = leave_out_secrets(settings.database_url)
     kept = {name: _print(getattr(settings, name)) for name in (*_PLAIN, *_SPARED)}
     kept |= {"database_url": database, "counters_url": leave_out_login(settings.counters_url), _WHOLE: is_whole}
+    kept[_FROM_FILE] = sorted(settings.written & kept.keys() - read_environment().keys())
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"
 
 
@@ -90,6 +105,13 @@ def _find_owners(place: int) -> set[int]:
     return {0, os.geteuid() or os.fstat(place).st_uid}
 
 
+def _read_kept(directory: Path, owners: Collection[int] | None = None) -> Any:
+    """What the file says, which these have written, or else whoever may have. Raises OSError, ValueError and
+    RecursionError."""
+    with acting_for(directory / FILE), opened(directory.resolve(), directory=True) as place:
+        return json.loads(_read(place, owners or _find_owners(place)))
+
+
 def _read(place: int, owners: Collection[int]) -> str:
     """What the file in an open directory says. Raises OSError, also where others than these have written it, or could,
     and ValueError."""
@@ -106,13 +128,55 @@ def _read(place: int, owners: Collection[int]) -> str:
     return raw.decode("utf-8")
 
 
+def read_settings_to_limit(context: typer.Context) -> Settings:
+    """The settings that this command goes by, which limits this host. Raises SettingsError."""
+    return load_settings_to_limit(context.find_root().params.get("config"))
+
+
+def load_settings_to_limit(config: Path | None = None) -> Settings:
+    """The settings by which this host is to be limited. Raises SettingsError, also where their file is lost: where it
+    is gone or states nothing, and what it stated when they were good last is other than what would hold now. Who may
+    not read those that were good last cannot tell."""
+    settings = load_settings(config)
+    if settings.written or not (lost := _find_lost(settings)):
+        return settings
+    file = find_file(config)
+    lack = "states nothing" if file.exists() else "is a link to what is not there" if file.is_symlink() else "is gone"
+    had = " and ".join(f"{name} = {_word_value(value)}" for name, value in lost.items())
+    raise SettingsError(
+        "--config",
+        f"The settings file {file} {lack}, and had {had} when the settings were good last. Bring it back; or, to begin "
+        f"with the defaults on purpose, remove {settings.state / FILE}.",
+        file,
+    )
+
+
+def _find_lost(settings: Settings) -> dict[str, Any]:
+    """Of what the file stated when settings were good last, that which is other than it is now, without a file, and is
+    not stated by the environment."""
+    try:
+        kept = find_disk(settings.state).call(partial(_read_kept, settings.state))
+        _take(kept, settings.state)
+        now = json.loads(print_settings(settings))
+        lost = {*kept[_FROM_FILE]} & {*_PLAIN, *_SPARED, *_URLS} - read_environment().keys()
+        return {name: kept[name] for name in sorted(lost) if kept[name] != now[name]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError, Stalled):
+        return {}
+
+
+def _word_value(value: Any) -> str:
+    if isinstance(value, list):
+        return json.dumps(value[:_MOST_TOLD]) + say_more(value, _MOST_TOLD)
+    return json.dumps(value)
+
+
 def read_settings_or_last(context: typer.Context, whole: bool = False) -> tuple[Settings, SettingsError | None]:
     """The settings that this command goes by, and None; or those that were good last, and why the present ones cannot
     be used. A file that is named with --config is an error if it cannot. `whole`: with the database. Raises
     SettingsError."""
     config: Path | None = context.find_root().params.get("config")
     try:
-        return load_settings(config), None
+        return load_settings_to_limit(config), None
     except SettingsError as fault:
         if config is not None:
             raise
@@ -126,10 +190,8 @@ def recall(fault: SettingsError, whole: bool = False) -> Settings:
     stated, written = read_stated()
     directory = _find_directory({**written, **stated})
     try:
-        with acting_for(directory / FILE), opened(directory.resolve(), directory=True) as place:
-            # Root opens no database that another user names.
-            owners = {0} if whole and os.geteuid() == 0 else _find_owners(place)
-            kept = json.loads(_read(place, owners))
+        # Root opens no database that another user names.
+        kept = _read_kept(directory, {0} if whole and os.geteuid() == 0 else None)
         found = _take(kept, directory)
         if whole:
             found = _complete(found, kept, {**written, **stated})
@@ -157,7 +219,7 @@ def word_recalled(fault: SettingsError, settings: Settings) -> str:
     """What is to be said where they are taken."""
     return (
         f"{fault} THE SETTINGS THAT WERE GOOD LAST ARE TAKEN INSTEAD, of {settings.state / FILE}, as {settings.host}. "
-        "Mend this soon: controller, API and limiter do not start until then."
+        "Mend this soon: the controller does not start until then."
     )
 
 

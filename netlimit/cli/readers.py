@@ -69,5 +69,6 @@ def _name_group(number: int) -> str:
 
 
 def word_unusable(fault: SettingsError) -> Finding:
-    """Tell of a settings file that cannot be used."""
-    return Finding(NAME, Severity.SERIOUS, f"{fault} {_LATER}", "Mend it, and start the parts again.")
+    """Tell of a settings file that cannot be used, by the controller at least."""
+    later = "At its next start the controller does not, and a boot goes by the settings that were good last."
+    return Finding(NAME, Severity.SERIOUS, f"{fault} What runs goes on. {later}", "Mend it, and start the parts again.")

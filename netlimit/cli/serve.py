@@ -21,8 +21,9 @@ from netlimit.cli.daemons import UMASK, TakenError, check_parts, listen, make_to
 from netlimit.cli.database import find_file, share
 from netlimit.cli.errors import CommandError, word
 from netlimit.cli.guard import run_guard
+from netlimit.cli.last_settings import read_settings_to_limit
 from netlimit.cli.logs import log_to_stderr
-from netlimit.cli.parts import open_store, read_settings
+from netlimit.cli.parts import open_store
 from netlimit.cli.privileges import USER, end_with_parent, find_user, is_root
 from netlimit.errors import NetlimitError
 from netlimit.forgotten import word_held
@@ -44,7 +45,7 @@ def serve(
     api_user: str = typer.Option(USER, "--api-user", help="Whom the API runs as when root starts this."),
 ) -> None:
     """Run the controller, the API and the guard, until SIGTERM. The rules stay in the kernel."""
-    settings = read_settings(context)
+    settings = read_settings_to_limit(context)
     os.umask(UMASK)
     log_to_stderr("serve", settings)
     check_parts(settings, api_user)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from netlimit.cli import readers
-from netlimit.cli.last_settings import FILE, keep_settings, print_settings, recall
+from netlimit.cli.last_settings import FILE, keep_settings, load_settings_to_limit, print_settings, recall
 from netlimit.cli.readers import find_unread
 from netlimit.errors import SettingsError
 from netlimit.records import Outcome
@@ -50,6 +50,8 @@ PLACE = "mkdir -p /run/netlimit && mount -t tmpfs none /run/netlimit"
 RULE = {"target": "10.9.9.9", "action": "block"}
 BROKEN = ("saf = []", 'limiter_memory = "much"', "[")
 """A word that is no setting, a mistake in one of the limiter's, and what is no TOML."""
+LOST = {"gone": "is gone", "empty": "states nothing", "dangling": "is a link to what is not there"}
+"""How a file may be lost, and how that is told."""
 
 
 class Installed:
@@ -103,6 +105,12 @@ class Installed:
         """As configuration management leaves the file, or an editor."""
         if how == "unreadable":
             self.file.chmod(0o600)
+        elif how == "empty":  # as a loss of power leaves it, or a disk that is full
+            self.file.write_text("")
+        elif how in LOST:
+            self.file.unlink()
+            if how == "dangling":  # into a file system that is not mounted yet
+                self.file.symlink_to(self.file.parent / "volume" / "netlimit.toml")
         else:
             self.file.write_text(f"{self.file.read_text()}{how}\n")
 
@@ -119,7 +127,7 @@ def installed(gateway: Netlimit, directory: Path) -> Installed:
     return Installed(gateway, directory)
 
 
-@pytest.mark.parametrize("how", ["unreadable", *BROKEN])
+@pytest.mark.parametrize("how", ["unreadable", *BROKEN, *LOST])
 def test_a_boot_puts_back_what_was_applied_last_whatever_has_become_of_the_settings(
     installed: Installed, how: str
 ) -> None:
@@ -137,7 +145,8 @@ def test_a_boot_puts_back_what_was_applied_last_whatever_has_become_of_the_setti
     assert told in done.stderr.partition("apply: ")[0], "by root, who prepares"
     assert LOUD in done.stderr.partition("apply: ")[2]
     assert re.search(r"netlimit\.toml (cannot be read: Permission denied|is not valid TOML)|which \S+netlimit\.toml has"
-                     r"|limiter_memory in \S+netlimit\.toml", done.stderr), done.stderr  # fmt: skip
+                     r"|limiter_memory in \S+netlimit\.toml|netlimit\.toml (is gone|states nothing|is a link)",
+                     done.stderr), done.stderr  # fmt: skip
     sets = look(replace(installed.place, before=()), "ipset", "list")
     assert "192.0.2.7" in sets, "who was safe is"
 
@@ -159,7 +168,7 @@ def has_ended(store: Store) -> bool:
     return window is not None and window.outcome is not None
 
 
-@pytest.mark.parametrize("how", ["unreadable", BROKEN[0]])
+@pytest.mark.parametrize("how", ["unreadable", BROKEN[0], "empty"])
 def test_a_guard_undoes_a_window_and_goes_by_the_settings_once_they_can_be_used(installed: Installed, how: str) -> None:
     installed.apply()
     good = installed.file.read_text()
@@ -186,6 +195,46 @@ def test_commands_that_are_typed_and_files_that_are_named_are_errors_as_ever(ins
     for words in (*typed, *(["--config", file, "apply", "--last"] for file in (str(installed.file), "/nosuch"))):
         done = installed.run(*words, root=True)
         assert (done.returncode, LOUD in done.stderr) == (1, False), done
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_nobody_limits_by_the_defaults_where_the_settings_are_lost(installed: Installed, how: str) -> None:
+    installed.apply()
+    kept = installed.state / FILE
+    before = kept.read_text()
+    installed.break_it(how)
+    typed = (["controller"], ["serve", "--api-user", "nobody"], ["apply"], ["plan"])
+    for words, root in ((["controller"], False), *((words, True) for words in typed)):
+        done = installed.run(*words, root=root)
+        assert (done.returncode, done.stdout) == (1, ""), done
+        said = done.stderr.splitlines()[-1]  # before, root prepares for the unit
+        assert LOUD not in said
+        assert f"The settings file {installed.file} {LOST[how]}" in said
+        assert 'host = "gw1"' in said
+        assert 'safe = ["192.0.2.7"]' in said
+        assert f"remove {kept}" in said
+        assert "s3cret" not in said
+    assert kept.read_text() == before
+    kept.unlink()
+    stated = {"NETLIMIT_DATABASE_URL": installed.url, "NETLIMIT_BACKEND": "iptables"}
+    done = installed.run("apply", root=True, **stated)
+    assert done.returncode == 0, done
+    assert json.loads(kept.read_text())["safe"] == [], "on purpose"
+
+
+def test_settings_may_be_moved_into_the_environment_and_be_others_there(installed: Installed) -> None:
+    installed.apply()
+    installed.break_it("gone")
+    stated = {"NETLIMIT_DATABASE_URL": installed.url, "NETLIMIT_BACKEND": "iptables", "NETLIMIT_HOST": "gw2"}
+    done = installed.run("plan", **stated, NETLIMIT_LISTEN="127.0.0.1:1")
+    assert (done.returncode, "host =" in done.stderr, "safe =" in done.stderr) == (1, False, True), done
+    stated |= {"NETLIMIT_LISTEN": "127.0.0.1:1", "NETLIMIT_SAFE": "192.0.2.8"}
+    done = installed.run("apply", root=True, **stated)
+    assert done.returncode == 0, done
+    kept = json.loads((installed.state / FILE).read_text())
+    assert (kept["host"], kept["safe"], kept["from_file"]) == ("gw2", ["192.0.2.8"], [])
+    done = installed.run("apply", root=True, **{**stated, "NETLIMIT_SAFE": ""})
+    assert done.returncode == 0, "who says it in the environment alone may say something else"
 
 
 @pytest.mark.parametrize("what", ["missing", "garbage", "another's", "open", "a link", "a pipe", "lacking", "huge"])
@@ -284,6 +333,29 @@ def test_settings_are_written_when_they_change_alone(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [FILE]
 
 
+def test_a_file_that_states_something_or_that_nobody_misses_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NETLIMIT_STATE_DIRECTORY", str(tmp_path))
+    file = tmp_path / "netlimit.toml"
+    addresses = [f"192.0.2.{number}" for number in range(12)]
+    file.write_text(f'host = "gw1"\nsafe = {addresses}\nlog_level = "info"\n')
+    keep_settings(load_settings_to_limit(file))
+    file.write_text("# safe = []\n")
+    had = r'had host = "gw1" and safe = \["192.0.2.0", .*\] and 4 more when'
+    with pytest.raises(SettingsError, match=had) as raised:
+        load_settings_to_limit(file)
+    assert raised.value.file == file
+    assert "log_level" not in str(raised.value), "it is what the default is"
+    kept = json.loads((tmp_path / FILE).read_text())
+    for others in ("[", "[]", "{}", json.dumps({**kept, "from_file": 5}), json.dumps({**kept, "host": "a b"})):
+        (tmp_path / FILE).write_text(others)
+        assert load_settings_to_limit(file).safe == (), others
+    (tmp_path / FILE).write_text(json.dumps(kept))
+    file.write_text('host = "gw2"\n')
+    assert load_settings_to_limit(file).safe == (), "somebody has written that"
+
+
 @pytest.mark.parametrize("lacks", ["file", "folder", "nothing"])
 def test_who_may_not_read_the_settings_is_told_with_the_remedy(root: None, directory: Path, lacks: str) -> None:
     folder = directory / "etc"
@@ -305,6 +377,14 @@ def test_who_may_not_read_the_settings_is_told_with_the_remedy(root: None, direc
     (remedy,) = re.findall("`(.*)`", finding.advice)
     subprocess.run(["sh", "-c", remedy], check=True)
     assert [*find_unread(file, {"nobody": NOBODY})] == [], shlex.quote(remedy)
+
+
+def test_doctor_tells_root_of_settings_that_are_lost(installed: Installed) -> None:
+    installed.apply()
+    installed.break_it("empty")
+    done = installed.run("doctor", "--json", root=True)
+    (found,) = [each for each in json.loads(done.stdout)["findings"] if each["name"] == readers.NAME]
+    assert (found["severity"], "states nothing" in found["what"]) == ("serious", True)
 
 
 def test_doctor_tells_root_what_the_next_start_will_find(installed: Installed, tmp_path: Path) -> None:
