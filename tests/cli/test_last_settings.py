@@ -211,7 +211,7 @@ def test_nobody_limits_by_the_defaults_where_the_settings_are_lost(installed: In
         assert LOUD not in said
         assert f"The settings file {installed.file} {LOST[how]}" in said
         assert 'host = "gw1"' in said
-        assert 'safe = ["192.0.2.7"]' in said
+        assert 'safe = ["192.0.2.7/32"]' in said
         assert f"remove {kept}" in said
         assert "s3cret" not in said
     assert kept.read_text() == before
@@ -232,7 +232,7 @@ def test_settings_may_be_moved_into_the_environment_and_be_others_there(installe
     done = installed.run("apply", root=True, **stated)
     assert done.returncode == 0, done
     kept = json.loads((installed.state / FILE).read_text())
-    assert (kept["host"], kept["safe"], kept["from_file"]) == ("gw2", ["192.0.2.8"], [])
+    assert (kept["host"], kept["safe"], kept["from_file"]) == ("gw2", ["192.0.2.8/32"], [])
     done = installed.run("apply", root=True, **{**stated, "NETLIMIT_SAFE": ""})
     assert done.returncode == 0, "who says it in the environment alone may say something else"
 
@@ -342,7 +342,7 @@ def test_a_file_that_states_something_or_that_nobody_misses_is_taken(
     file.write_text(f'host = "gw1"\nsafe = {addresses}\nlog_level = "info"\n')
     keep_settings(load_settings_to_limit(file))
     file.write_text("# safe = []\n")
-    had = r'had host = "gw1" and safe = \["192.0.2.0", .*\] and 4 more when'
+    had = r'had host = "gw1" and safe = \["192.0.2.0/32", .*\] and 4 more when'
     with pytest.raises(SettingsError, match=had) as raised:
         load_settings_to_limit(file)
     assert raised.value.file == file
