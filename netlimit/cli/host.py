@@ -34,7 +34,7 @@ from netlimit.cli.taking import take_database
 from netlimit.cli.undo import confirming, parse_length, see_window
 from netlimit.errors import KernelError, SettingsError, Slow, StoreError
 from netlimit.records import State, Window
-from netlimit.settings import Settings
+from netlimit.settings import Backend, Settings
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import Kernel
@@ -152,7 +152,8 @@ def apply(
         reasons = _find_reasons(store, settings.host)
         warnings = store.warn_of_window(CHANGES) if seconds is None else []
         renew_copy(settings, store, kernel)
-        if not kernel.controlled():  # else the controller goes by its own
+        # Else the controller goes by its own; and who only has a look round has written nothing that a boot would miss.
+        if not kernel.controlled() and settings.backend is not Backend.FAKE:
             keep_settings(settings)
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     if seen is not None:

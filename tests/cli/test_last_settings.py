@@ -403,3 +403,10 @@ def test_doctor_tells_root_what_the_next_start_will_find(installed: Installed, t
     assert str(other) not in done.stdout
     with pytest.raises(SettingsError):
         load_settings(installed.file)
+
+
+def test_who_has_a_look_round_takes_nothing_from_a_boot(installed: Installed) -> None:
+    installed.apply()
+    kept = (installed.state / FILE).read_bytes()
+    assert installed.run("apply", root=True, NETLIMIT_BACKEND="fake").returncode == 0
+    assert (installed.state / FILE).read_bytes() == kept

@@ -470,6 +470,21 @@ def test_an_environment_that_is_installed_again_stays(staged: Path) -> None:
     assert not former.exists()
 
 
+def test_settings_that_are_elsewhere_are_waited_for(staged: Path) -> None:
+    settings = staged / "etc/netlimit/netlimit.toml"
+    settings.unlink()
+    settings.symlink_to("/mnt/not-there-yet")
+    done = subprocess.run(
+        ["scripts/install", "--root", staged, "--venv", ENVIRONMENT],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert (done.returncode, "is a link to what is not there" in done.stderr) == (1, True)
+    assert settings.is_symlink()
+
+
 def test_what_others_have_below_the_prefix_stays(root: None, tmp_path: Path) -> None:
     target = tmp_path / "opt"
     target.mkdir()
