@@ -137,11 +137,10 @@ def load_settings_to_limit(config: Path | None = None) -> Settings:
     """The settings by which this host is to be limited. Raises SettingsError, also where their file is lost: where it
     is gone or states nothing, and what it stated when they were good last is other than what would hold now. Who may
     not read those that were good last cannot tell."""
-    settings = load_settings(config)
-    if settings.written or not (lost := _find_lost(settings)):
+    settings, file = load_settings(config), find_file(config)
+    lack = None if settings.written else _find_lack(file)
+    if lack is None or not (lost := _find_lost(settings)):
         return settings
-    file = find_file(config)
-    lack = "states nothing" if file.exists() else "is a link to what is not there" if file.is_symlink() else "is gone"
     had = " and ".join(f"{name} = {_word_value(value)}" for name, value in lost.items())
     raise SettingsError(
         "--config",
@@ -149,6 +148,13 @@ def load_settings_to_limit(config: Path | None = None) -> Settings:
         f"with the defaults on purpose, remove {settings.state / FILE}.",
         file,
     )
+
+
+def _find_lack(file: Path) -> str | None:
+    """Why a settings file states nothing, None where that is meant: who names /dev/null wants none."""
+    if file.exists():
+        return "states nothing" if file.is_file() else None
+    return "is a link to what is not there" if file.is_symlink() else "is gone"
 
 
 def _find_lost(settings: Settings) -> dict[str, Any]:

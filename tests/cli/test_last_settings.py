@@ -347,6 +347,7 @@ def test_a_file_that_states_something_or_that_nobody_misses_is_taken(
         load_settings_to_limit(file)
     assert raised.value.file == file
     assert "log_level" not in str(raised.value), "it is what the default is"
+    assert load_settings_to_limit(Path(os.devnull)).safe == (), "who names that wants none"
     kept = json.loads((tmp_path / FILE).read_text())
     for others in ("[", "[]", "{}", json.dumps({**kept, "from_file": 5}), json.dumps({**kept, "host": "a b"})):
         (tmp_path / FILE).write_text(others)
