@@ -238,8 +238,8 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     try:
         with _open_briefly(settings) as store:
             refuse_stranger(TEARDOWN, settings, kernel, store)
-            refuse_namesake(settings, store)
             _warn_of_former_name(settings)
+            refuse_namesake(settings, store)
             store.pause(settings.host, True, local_actor(settings))
             fault = pause_copy(settings) if kernel.controlled() else renew_copy(settings, store, kernel)
             is_told = fault is None or not _complain_of_copy(settings, fault)
