@@ -317,7 +317,7 @@ def _find_nameless(report: HostReport) -> Iterator[Finding]:
         yield Finding(
             NAMELESS,
             Severity.WARNING,
-            f"No tool can be told the names of these devices so that it means them alone: "
+            "No tool can be told the names of these devices so that it means them alone: "
             f"{name_some(report.unspeakable, _NAMED)} (a `+` at the end stands for every name that begins so, a `-` "
             "at the beginning for an option; letters beyond A-Z, a-z, 0-9 and _.:@%~=^,+- are not taken). Nothing is "
             "written for them: what leaves by them is not shaped, nor what comes in by them and ends on this host, and "

@@ -123,8 +123,8 @@ def _list_keys(descriptor: Descriptor) -> tuple[str, ...]:
 
 def _list_meanings(scope: Scope) -> Iterator[tuple[int, str]]:
     """What the path may mean besides what the whole says first, each with the number that descriptors have of it:
-    applications differ about `..` and `;`, and whether they take the root path away, which servers and mounts put
-    before their routes (some from whatever begins so: of `/apilogin` they make `/login`)."""
+    applications differ about what is in it (`find_meanings`), and whether they take the root path away, which servers
+    and mounts put before their routes (some from whatever begins so: of `/apilogin` they make `/login`)."""
     whole, root = scope["path"], (scope.get("root_path") or "").rstrip("/")
     sent = find_sent(scope)
     told = find_meanings(whole, sent)
