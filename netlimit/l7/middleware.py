@@ -142,7 +142,8 @@ class RateLimit:
             if line is not None:
                 return await self._keep(deferral, scope, listener, send, line, descriptors, hits)
         client = self._find_address(scope)  # of whose network the places to wait are
-        verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait, client)
+        tell = partial(self._extraction, scope)
+        verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait, client, tell=tell)
         if verdict.leases:
             return await self._hold(scope, listener, send, verdict)
         if verdict.allowed:

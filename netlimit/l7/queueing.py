@@ -39,6 +39,8 @@ RULES_SECONDS = 1.0
 
 Patience = Callable[[Awaitable[Verdict]], Awaitable[Verdict]]
 """How somebody waits: it awaits what it is given, or gives it up when waiting has lost its sense."""
+Telling = Callable[[], Sequence[Descriptor]]
+"""Makes the descriptors of a request, as the rules of the moment look at it."""
 _Place = tuple[str, str, str]
 """A counter: domain and name of the rule, and the key."""
 
@@ -92,6 +94,9 @@ class _Waiter:
     lines: dict[_Place, _Line]
     network: str
     """Whose share of the places it takes; empty where nobody knows."""
+    rules: RuleSet
+    """Those that the descriptors were made for."""
+    tell: Telling | None
     aside: set[_Place] = field(default_factory=set)
     """Where it has left its place to those who come later, for the time being. It stands in one line at least."""
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,6 +118,13 @@ class _Waiter:
         """When it may get in: when all its lines open, once it is first in each; until then nobody knows."""
         lines = [line for place, line in self.lines.items() if place not in self.aside]
         return max(line.opens for line in lines) if all(line.waiters[0] is self for line in lines) else inf
+
+    def heed(self, rules: RuleSet) -> None:
+        """Come under other rules, which may ask for what those before did not."""
+        if rules is not self.rules:
+            self.rules = rules
+            if self.tell is not None:
+                self.descriptors = self.tell()
 
     def find_return(self, place: _Place) -> float:
         """When it is to stand again where it stands aside."""
@@ -156,15 +168,17 @@ class Queues:
         client: Client = None,
         escalates: bool = True,
         longest: float = inf,
+        tell: Telling | None = None,
     ) -> Coroutine[Any, Any, Verdict]:
         """As the limiter decides, once the request's turn has come; what an allowed one had to wait lies behind it. If
-        its turn comes after `longest` seconds it is refused.
+        its turn comes after `longest` seconds it is refused. Where the descriptors depend on the rules, `tell` makes
+        them anew when those become others while it waits.
 
         IP rules are asked once, before it waits: whom they refuse takes nobody's place in a line.
         """
         if self._limiter.guarded:
-            return self._decide_behind(domain, descriptors, hits, patience, client, escalates, longest)
-        return self._decide(domain, descriptors, hits, patience, client, escalates, longest)
+            return self._decide_behind(domain, descriptors, hits, patience, client, escalates, longest, tell)
+        return self._decide(domain, descriptors, hits, patience, client, escalates, longest, tell)
 
     async def _decide_behind(
         self,
@@ -175,12 +189,13 @@ class Queues:
         client: Client,
         escalates: bool,
         longest: float,
+        tell: Telling | None,
     ) -> Verdict:
         entry = await self._limiter.enter(descriptors, hits, client)
         if not entry.allowed:
             return entry
         try:
-            verdict = await self._decide(domain, descriptors, hits, patience, client, escalates, longest)
+            verdict = await self._decide(domain, descriptors, hits, patience, client, escalates, longest, tell)
         except BaseException:
             await self._limiter.release(entry)
             raise
@@ -195,9 +210,11 @@ class Queues:
         client: Client,
         escalates: bool,
         longest: float,
+        tell: Telling | None,
     ) -> Verdict:
         verdict, until = None, inf if longest == inf else _now() + longest
         number = next(self._numbers)  # before it is asked: answers may come in another order
+        rules = self._rules()
         lines = {}
         if self._lines:
             self._heed_rules()
@@ -215,7 +232,8 @@ class Queues:
                 return verdict
             lines = self._open_lines(verdict)
         network = find_client_network(client, descriptors)
-        waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), longest, lines, network)
+        asked = domain, descriptors, hits, client, escalates
+        waiter = _Waiter(number, *asked, _now(), longest, lines, network, rules, tell)
         turn = max(line.turn for line in lines.values())
         full = any(self._is_full(line, network) for line in lines.values())
         if full or not self._has_room(client, descriptors) or turn > waiter.deadline:
@@ -257,6 +275,7 @@ class Queues:
     async def _wait(self, waiter: _Waiter) -> Verdict:
         while True:
             self._heed_rules()
+            waiter.heed(self._rules())
             self._return(waiter)
             now, opens = _now(), waiter.opens
             if opens <= now:

@@ -616,6 +616,26 @@ class TestQueues:
 
         run(main())
 
+    def test_who_waits_comes_under_a_limit_of_another_key_that_takes_the_place_of_the_one_he_waits_for(self) -> None:
+        """Else an edit lets all that wait go at once, under no limit."""
+
+        def read(key: str) -> RuleSet:
+            limit = "{unit: second, requests_per_unit: 1, algorithm: gcra}"
+            text = f"{{key: {key}, rate_limit: {limit}, on_limit: queue}}"
+            return RuleSet({"app": parse_document(f"domain: app\ndescriptors: [{text}]").root})
+
+        async def main() -> None:
+            rules = read("path")
+            app = limited(limits=lambda: rules)
+            waiting = [begin(app) for _ in range(6)]
+            await asyncio.sleep(0.5)
+            rules = read("remote_address")
+            answers = [await asking.end() for asking in waiting]
+            assert [answer.status for answer in answers] == [200] * 6
+            assert 4 < now() < 7
+
+        run(main())
+
     def test_a_websocket_waits_too(self) -> None:
         async def main() -> None:
             async def accept(scope: Any, receive: Any, send: Any) -> None:
