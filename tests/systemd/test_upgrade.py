@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from tests.systemd.gateway import CLIENT, OTHER, ask, ping, pinging, run, wait, wait_for_ports
 
 STARTED = ("controller", "guard", "api")
+SETTINGS = Path("/etc/netlimit/netlimit.toml")
 ENVIRONMENT = sys.prefix
 """With another netlimit, so that all has to change over to it: there is no network to make an environment by."""
 TABLES = [(tool, table) for tool in ("iptables-legacy", "ip6tables-legacy") for table in ("mangle", "filter")]
@@ -40,6 +42,24 @@ def test_an_upgrade_under_traffic_lets_nothing_through_and_loses_nothing(client:
     assert Path("/opt/netlimit/bin").resolve() == Path(ENVIRONMENT, "bin")
     assert not former.exists(), "nothing runs in the former environment"
     assert run("systemctl", "--failed", "--no-legend", "--plain").count("netlimit") == 0
+
+
+def test_an_uninstallation_whose_teardown_fails_leaves_all_as_it_was(client: str, blocked: str) -> None:
+    before = {unit: ask(unit, "MainPID") for unit in STARTED}
+    written = SETTINGS.read_bytes()
+    SETTINGS.write_text("database_url = [")
+    try:
+        done = subprocess.run(
+            "scripts/uninstall", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    finally:
+        SETTINGS.write_bytes(written)
+    assert done.returncode == 1, done.stdout
+    assert "the limits are still in the kernel, and netlimit is still installed" in done.stderr
+    assert {unit: ask(unit, "MainPID") for unit in STARTED} == before
+    for unit in (*STARTED, "restore"):
+        assert ask(unit, "UnitFileState") == "enabled", unit
+    assert ping(client, blocked) == 0
 
 
 def test_what_is_uninstalled_limits_nobody_and_starts_again_where_it_ended(client: str) -> None:
