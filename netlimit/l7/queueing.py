@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Any
@@ -176,26 +177,23 @@ class Queues:
 
         IP rules are asked once, before it waits: whom they refuse takes nobody's place in a line.
         """
+        asked = domain, descriptors, hits, patience, client, escalates, longest, tell
         if self._limiter.guarded:
-            return self._decide_behind(domain, descriptors, hits, patience, client, escalates, longest, tell)
-        return self._decide(domain, descriptors, hits, patience, client, escalates, longest, tell)
+            return self._decide_behind(partial(self._decide, *asked), descriptors, hits, client)
+        return self._decide(*asked)
 
     async def _decide_behind(
         self,
-        domain: str,
+        decide: Callable[[], Coroutine[Any, Any, Verdict]],
         descriptors: Sequence[Descriptor],
         hits: int,
-        patience: Patience,
         client: Client,
-        escalates: bool,
-        longest: float,
-        tell: Telling | None,
     ) -> Verdict:
         entry = await self._limiter.enter(descriptors, hits, client)
         if not entry.allowed:
             return entry
         try:
-            verdict = await self._decide(domain, descriptors, hits, patience, client, escalates, longest, tell)
+            verdict = await decide()
         except BaseException:
             await self._limiter.release(entry)
             raise
