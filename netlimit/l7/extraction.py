@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from netlimit.errors import LimitError
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
 from netlimit.l7.methods import HEAD, find_heads, take_for_get
+from netlimit.l7.roots import find_below, is_below
 from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
 from netlimit.l7.targets import find_meanings, find_sent, is_plain
 
@@ -123,18 +124,14 @@ def _list_keys(descriptor: Descriptor) -> tuple[str, ...]:
 
 def _list_meanings(scope: Scope) -> Iterator[tuple[int, str]]:
     """What the path may mean besides what the whole says first, each with the number that descriptors have of it:
-    applications differ about what is in it (`find_meanings`), and whether they take the root path away, which servers
-    and mounts put before their routes (some from whatever begins so: of `/apilogin` they make `/login`)."""
-    whole, root = scope["path"], (scope.get("root_path") or "").rstrip("/")
-    sent = find_sent(scope)
-    told = find_meanings(whole, sent)
+    applications differ about what is in it (`find_meanings`), and about the root path (`find_below`). Only below one
+    that is there for certain it is another name of the same."""
+    told = find_meanings(scope["path"], find_sent(scope))
     yield from [*enumerate(told)][1:]
-    if root and whole.startswith(root):
-        rest = whole[len(root) :]
-        is_below = not rest or rest.startswith("/")
-        for reading, below in enumerate(find_meanings(rest, sent.removeprefix(root.encode()))):
-            if below not in told[reading:][:1]:
-                yield (~reading if is_below else len(told) + reading), below
+    renames = is_below(scope)
+    for reading, below in enumerate(find_below(scope)):
+        if below not in told[reading:][:1]:
+            yield (~reading if renames else len(told) + reading), below
 
 
 def choose_address(extractors: Mapping[str, Extractor]) -> Extractor:

@@ -29,6 +29,7 @@ from netlimit.l7.listening import ClientGone, Listener, Message, Receive
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_problem
 from netlimit.l7.queueing import Queues
+from netlimit.l7.roots import find_below, is_of_client
 from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
@@ -227,14 +228,15 @@ class RateLimit:
                 await self._store.aclose()
 
     def _is_exempt(self, scope: Scope) -> bool:
-        """Whether a path is exempt whatever it means: `/static/../login` and `/static/..;/login` are not."""
+        """Whether a path is exempt whatever it means: `/static/../login` and `/static/..;/login` are not; nor is one
+        whose client says that it is below another."""
         path = scope["path"]
-        if path in self._exempt:
-            return True
-        begins = bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings)
-        if not begins or is_plain(path):
-            return begins
-        return all(each.startswith(self._exempt_beginnings) for each in find_meanings(path, find_sent(scope)))
+        if not self._exempts(path) or (is_of_client(scope) and not all(map(self._exempts, find_below(scope)))):
+            return False
+        return is_plain(path) or path in self._exempt or all(map(self._exempts, find_meanings(path, find_sent(scope))))
+
+    def _exempts(self, path: str) -> bool:
+        return path in self._exempt or (bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings))
 
     def _follow(self, limits: str | PathLike[str] | Callable[[], RuleSet]) -> Callable[[], RuleSet]:
         if callable(limits):

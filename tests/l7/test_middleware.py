@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -895,6 +897,29 @@ def test_exceptions_hold_below_a_root_path(
         app = limited(limits=lambda: rules, extract=extract)
         asked = {"path": path if path.startswith("/api") else root + path, "root_path": root, "method": method}
         assert await ask_all(app, *[{**asked, "headers": {"X-Customer": customer}}] * 3) == [200, expected, expected]
+
+    run(main())
+
+
+@pytest.fixture
+def daphne(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in which Daphne serves, as the middleware sees it."""
+    monkeypatch.setitem(sys.modules, "daphne.http_protocol", ModuleType("daphne.http_protocol"))
+
+
+@pytest.mark.parametrize(("text", "exempt"), [(PLACES, []), (ANYTHING, ["/static/*", "/healthz", "/api/*"])])
+@pytest.mark.parametrize("root", ["/static", "/healthz", "/api/files", "/exempt"])
+@pytest.mark.usefixtures("daphne")
+def test_a_root_path_that_the_client_has_chosen_is_no_way_around(text: str, exempt: list[str], root: str) -> None:
+    """Daphne takes it from the field `Daphne-Root-Path`, and applications take it away: `/static/login` is `/login`."""
+    rules = RuleSet({"app": parse_document(text).root})
+
+    async def main() -> None:
+        app = limited(limits=lambda: rules, exempt=exempt)
+        asked = {"path": f"{root}/login", "root_path": root}
+        assert await ask_all(app, {"path": "/login"}, asked, asked) == [200, 429, 429]
+        within = {"path": "/api/files/x", "root_path": ""}
+        assert await ask_all(app, *[within] * 3) == [200] * 3
 
     run(main())
 

@@ -211,13 +211,14 @@ def test_the_middleware_counts_for_a_path_with_and_without_its_parameters() -> N
     run(main())
 
 
-def test_below_a_root_path_a_path_counts_without_it_wherever_it_ends() -> None:
-    """Quart makes `/login` of `/apilogin`."""
+@pytest.mark.parametrize("path", ["/apilogin", "/x/api/login", "/api/login", "/x/../api/login"])
+def test_below_a_root_path_a_path_counts_without_it_wherever_it_ends_and_begins(path: str) -> None:
+    """Quart makes `/login` of `/apilogin`, and Litestar of `/x/api/login`."""
     rules = RuleSet({"app": parse_document(RULES).root})
 
     async def main() -> None:
         app = limited(limits=lambda: rules, domain="app")
-        assert [(await ask(app, "/apilogin", root_path="/api")).status for _ in range(2)] == [200, 429]
+        assert [(await ask(app, path, root_path="/api")).status for _ in range(2)] == [200, 429]
 
     run(main())
 

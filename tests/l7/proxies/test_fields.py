@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.l7.proxies.deferring import deferring
 from tests.l7.proxies.programs import MAKERS, Places, running_at
 from tests.l7.proxies.recording import recording
 from tests.l7.proxies.wire import send_plainly
@@ -17,40 +20,60 @@ RULES = """
 domain: web
 descriptors:
   - key: remote_address
-    rate_limit: {unit: day, requests_per_unit: 10}
+    on_limit: defer
+    rate_limit: {unit: second, requests_per_unit: 1}
 """
 FIELDS = {
     "X_Api_Key": "s3cret",
     "X_Forwarded-For": "192.0.2.1",
     "X-Forwarded-For": "192.0.2.1",
     "X-Forwarded-Host": "other.example",
+    "X-Forwarded-Prefix": "/other",
+    "X-Original-URL": "/other",
+    "X-Rewrite-URL": "/other",
+    "Daphne-Root-Path": "/other",
     "Forwarded": "for=192.0.2.1;host=other.example",
 }
-"""What a client says of itself, or of somebody else."""
+"""What a client says of itself, of somebody else, or of what it asks for."""
 CLIENT = "127.0.0.2"
+PATIENCE = 60.0
 
 
 @pytest.mark.parametrize("name", [*MAKERS, "nginx-defer"])
 def test_what_the_application_may_believe_of_a_client_is_what_is_limited(name: str, tmp_path: Path) -> None:
     """A field with an underscore is the one with a `-` to those that make variables of fields, as CGI does."""
-    told = ask(name, tmp_path)
+    check(ask(name, tmp_path, "200"), name)
+
+
+def test_of_what_is_kept_for_later_as_well(tmp_path: Path) -> None:
+    check(ask("nginx-defer", tmp_path, "200", "202"), "nginx-defer")
+
+
+def check(told: dict[str, str], name: str) -> None:
     assert not [field for field in told if "_" in field]
-    assert "forwarded" not in told
+    assert not told.keys() & {"forwarded", "x-forwarded-prefix", "x-original-url", "x-rewrite-url", "daphne-root-path"}
     assert told.get("x-forwarded-host", told["host"]) == told["host"] == "host.example"
     believed = [address.strip() for address in told["x-forwarded-for"].split(",")]
     assert believed[-1] == CLIENT
     assert len(believed) == 1 or name == "envoy", "which writes behind what is there"
 
 
-def ask(name: str, directory: Path) -> dict[str, str]:
-    """The fields that the application gets of a request with these."""
+def ask(name: str, directory: Path, *statuses: str) -> dict[str, str]:
+    """The fields that the application gets of the last of some requests with these, to which there are such answers."""
     fields = "".join(f"{field}: {value}\r\n" for field, value in FIELDS.items())
-    request = f"GET / HTTP/1.1\r\nHost: host.example\r\nX-Mark: one\r\n{fields}Connection: close\r\n\r\n"
-    with recording() as recorder, serving(RULES) as served:
+    with ExitStack() as stack:
+        recorder, served = stack.enter_context(recording()), stack.enter_context(serving(RULES, running=True))
+        deferral = stack.enter_context(deferring(served, directory, recorder.place))
         proxy = f"127.0.0.1:{free_port()}"
-        places = Places(proxy, recorder.place, served.place, served.grpc_place, "127.0.0.1:1", any_host=True)
+        places = Places(proxy, recorder.place, served.place, served.grpc_place, deferral, any_host=True)
         with running_at(name, directory, places) as place:
-            assert asyncio.run(send_plainly(place, CLIENT, request.encode())) == "200"
-    lines = [line.partition(": ") for line in recorder.heads["one"].decode("latin-1").splitlines() if line]
+            for mark, status in enumerate(statuses):
+                request = f"GET / HTTP/1.1\r\nHost: host.example\r\nX-Mark: {mark}\r\n{fields}Connection: close\r\n\r\n"
+                assert asyncio.run(send_plainly(place, CLIENT, request.encode())) == status
+            deadline = time.monotonic() + PATIENCE
+            while (head := recorder.heads.get(str(mark))) is None:
+                assert time.monotonic() < deadline, "what was kept has not come"
+                time.sleep(0.05)
+    lines = [line.partition(": ") for line in head.decode("latin-1").splitlines() if line]
     assert len({field.lower() for field, _, _ in lines}) == len(lines), lines
     return {field.lower(): value for field, _, value in lines}

@@ -7,29 +7,24 @@ import os
 import posixpath
 import re
 import subprocess
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote, urljoin
 
-import uvicorn
-
 from netlimit.l7.addresses import AddressRules
-from netlimit.l7.deferral.application import DeferralApp
-from netlimit.l7.deferral.deferral import Deferral
-from netlimit.l7.identity import EXTRACTORS, ClientAddress
 from netlimit.rules import parse_rule
 from scripts.testbed.streams import ROOT
 from tests.l7.proxies.apart import run_apart
+from tests.l7.proxies.deferring import deferring
 from tests.l7.proxies.kinds import KINDS, Kind
 from tests.l7.proxies.programs import APART, PROGRAMS, Places, ask_always, running_at
 from tests.l7.proxies.recording import Recorder, recording
 from tests.l7.proxies.wire import send_in_frames, send_plainly
-from tests.l7.service.serving import Served, serving
+from tests.l7.service.serving import serving
 from tests.ports import free_port
 
 PAGE = ROOT / "docs/proxies.md"
@@ -101,24 +96,6 @@ def find_version(name: str) -> str:
     found = re.search(re.escape(before) + r"(\d+\.\d+)", done.stdout + done.stderr)
     assert found is not None
     return f"{name} {found[1]}"
-
-
-@contextmanager
-def deferring(served: Served, directory: Path, application: str) -> Iterator[str]:
-    """A DeferralApp before the application; where it is."""
-    extractors = {**EXTRACTORS, "remote_address": ClientAddress(["127.0.0.1"])}
-    deferral = Deferral(f"sqlite://{directory}/deferred.db", upstream=f"http://{application}")
-    app = DeferralApp(deferral, served.limiter, lambda: served.rules, "web", extractors)
-    port = free_port()
-    config = uvicorn.Config(app, port=port, log_level="warning", lifespan="on", ws="none", proxy_headers=False)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @dataclass
