@@ -282,7 +282,9 @@ def find_method(scope: Scope) -> str:
 def find_host(scope: Scope) -> str:
     """The host that the request is for in its plain form. Raises Problem 422."""
     host = _find_host(scope)
-    return _complain("host", "X-Forwarded-Host") if host is None else plain_host(host.encode("latin-1"))
+    if host is None or "," in host:  # others read the end of such a list
+        _complain("host", "X-Forwarded-Host")
+    return plain_host(host.encode("latin-1"))
 
 
 def _read_uri(scope: Scope) -> bytes:

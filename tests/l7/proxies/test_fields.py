@@ -49,6 +49,17 @@ def test_of_what_is_kept_for_later_as_well(tmp_path: Path) -> None:
     check(ask("nginx-defer", tmp_path, "200", "202"), "nginx-defer")
 
 
+@pytest.mark.parametrize("name", [*MAKERS, "nginx-defer"])
+def test_a_host_that_is_a_list_is_no_other_one_to_who_reads_its_end(name: str, tmp_path: Path) -> None:
+    """Rails, and Werkzeug behind proxies, take the last of `X-Forwarded-Host`."""
+    hosts = "other.example,host.example"
+    if name == "envoy":  # which tells the application of hosts in `Host` alone
+        told = ask(name, tmp_path, "200", host=hosts)
+        assert (told["host"], told.get("x-forwarded-host")) == (hosts, None)
+    else:
+        assert ask(name, tmp_path, "400", host=hosts) == {}
+
+
 def check(told: dict[str, str], name: str) -> None:
     assert not [field for field in told if "_" in field]
     assert not told.keys() & {"forwarded", "x-forwarded-prefix", "x-original-url", "x-rewrite-url", "daphne-root-path"}
@@ -58,8 +69,9 @@ def check(told: dict[str, str], name: str) -> None:
     assert len(believed) == 1 or name == "envoy", "which writes behind what is there"
 
 
-def ask(name: str, directory: Path, *statuses: str) -> dict[str, str]:
-    """The fields that the application gets of the last of some requests with these, to which there are such answers."""
+def ask(name: str, directory: Path, *statuses: str, host: str = "host.example") -> dict[str, str]:
+    """The fields that the application gets of the last of some requests with these, to which there are such answers;
+    none of what is refused."""
     fields = "".join(f"{field}: {value}\r\n" for field, value in FIELDS.items())
     with ExitStack() as stack:
         recorder, served = stack.enter_context(recording()), stack.enter_context(serving(RULES, running=True))
@@ -68,8 +80,11 @@ def ask(name: str, directory: Path, *statuses: str) -> dict[str, str]:
         places = Places(proxy, recorder.place, served.place, served.grpc_place, deferral, any_host=True)
         with running_at(name, directory, places) as place:
             for mark, status in enumerate(statuses):
-                request = f"GET / HTTP/1.1\r\nHost: host.example\r\nX-Mark: {mark}\r\n{fields}Connection: close\r\n\r\n"
+                request = f"GET / HTTP/1.1\r\nHost: {host}\r\nX-Mark: {mark}\r\n{fields}Connection: close\r\n\r\n"
                 assert asyncio.run(send_plainly(place, CLIENT, request.encode())) == status
+            if statuses[-1] == "400":
+                assert not recorder.heads
+                return {}
             deadline = time.monotonic() + PATIENCE
             while (head := recorder.heads.get(str(mark))) is None:
                 assert time.monotonic() < deadline, "what was kept has not come"

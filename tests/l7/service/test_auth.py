@@ -304,6 +304,12 @@ def test_a_proxy_that_asks_wrongly_is_told(http: httpx.Client, query: str, said:
     assert said in answer.json()["detail"]
 
 
+def test_a_host_that_is_a_list_is_none(http: httpx.Client) -> None:
+    """Who reads its end takes the request for one of another host than who reads its beginning."""
+    assert ask(http, "key=host", X_Forwarded_Host="one.example, two.example").status_code == 422
+    assert ask(http, "key=remote_address", X_Forwarded_Host="one.example, two.example").status_code == 200
+
+
 DOOR = """
 domain: web
 descriptors:
