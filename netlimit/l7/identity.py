@@ -271,11 +271,11 @@ def hash_key(key: str) -> str:
 
 
 def user(scope: Scope) -> str | None:
-    """The user whom the application has found before the limiter is asked: Starlette's `scope["user"]`, if it is
-    authenticated, else `request.state.user`, if that is a text."""
+    """The user whom the application has found before the limiter is asked: `scope["user"]` of Starlette, or of Django's
+    Channels, if it is authenticated, else `request.state.user`, if that is a text."""
     known = scope.get("user")
     if known is not None and getattr(known, "is_authenticated", False):
-        return str(known.display_name)
+        return str(known.get_username() if hasattr(known, "get_username") else known.display_name)
     told = scope.get("state", {}).get("user")
     return told if isinstance(told, str) else None
 

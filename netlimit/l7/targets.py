@@ -18,6 +18,8 @@ _CROOKED = b"%", b"?", b"#", b";", b"\\", b"\n", b"//", b"/."
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT = 2
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_AUTHORITY_END = re.compile(rb"[/?#\\,]")
+"""What ends one, to URLs of browsers (WHATWG) as well; and a comma, where several fields have been made one."""
 _PARAMETERS = re.compile(r";[^/]*")
 _PARAMETERS_SENT = re.compile(rb";[^/]*")
 
@@ -143,9 +145,9 @@ def _merge(path: str) -> str:
 
 
 def plain_host(host: bytes) -> str:
-    """The host of a `Host` field (RFC 9110, 7.2): in small letters, without port, without the dots at its end. An IPv6
-    address stands in brackets, in its usual form."""
-    first = host.partition(b",")[0]  # where several fields have been made one
+    """The host of a `Host` field (RFC 9110, 7.2): in small letters, without port, without the dots at its end, and
+    without what no authority has in it (RFC 3986, 3.2). An IPv6 address stands in brackets, in its usual form."""
+    first = _AUTHORITY_END.split(host, maxsplit=1)[0]
     name = decode(first).strip().lower().rpartition("@")[2]
     if name.startswith("["):
         return _plain_address(name[1:].partition("]")[0])

@@ -204,10 +204,20 @@ class TestKeys:
         assert header("X-Device")(make_scope(x_device="d1")) == "d1"
 
 
+class DjangoUser:
+    """As Channels leaves one in the scope."""
+
+    is_authenticated = True
+
+    def get_username(self) -> str:
+        return "ann"
+
+
 class TestUser:
     def test_who_is_authenticated(self) -> None:
         find = EXTRACTORS["user"]
         assert find({"user": SimpleUser("ann")}) == "ann"
+        assert find({"user": DjangoUser()}) == "ann"
         assert find({"user": UnauthenticatedUser()}) is None
         assert find({"user": UnauthenticatedUser(), "state": {"user": "ann"}}) == "ann"
         assert find({"state": {"user": object()}}) is None

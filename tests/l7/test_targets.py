@@ -145,6 +145,7 @@ def test_a_path_of_parameters_means_few_things_and_is_soon_read(part: bytes) -> 
 @pytest.mark.parametrize(
     "host", ["host.example", "HOST.Example", "host.example:80", "host.example:", "host.example.", "host.example.:443",
              "host.example..", "u@host.example", "host.example,other", "%68ost.example",
+             "host.example?x", "host.example#x", "host.example/x", "host.example\\x", "host.example?,other",
              " host.example "],
 )  # fmt: skip
 def test_a_host_is_one_however_it_is_written(host: str) -> None:

@@ -282,7 +282,7 @@ def find_method(scope: Scope) -> str:
 def find_host(scope: Scope) -> str:
     """The host that the request is for in its plain form. Raises Problem 422."""
     host = _find_host(scope)
-    if host is None or "," in host:  # others read the end of such a list
+    if host is None or "," in host or not host.isascii():  # others read the end of a list, and letters for others
         _complain("host", "X-Forwarded-Host")
     return plain_host(host.encode("latin-1"))
 

@@ -141,9 +141,11 @@ _HOSTS = [
         ("`a,b`", b"a,b", False),
         ("`/`", b"/", False),
         ("`..`", b"..", False),
-        ("`host.example?x`", b"host.example?x", False),
-        ("`host.example#x`", b"host.example#x", False),
-        ("`host.example/x`", b"host.example/x", False),
+        ("`host.example?x`", b"host.example?x", True),
+        ("`host.example#x`", b"host.example#x", True),
+        ("`host.example/x`", b"host.example/x", True),
+        ("`host.example\\x`", b"host.example\\x", True),
+        ("`h\u00bast.example`, in Latin-1", b"h\xbast.example", False),
         ("`?`", b"?", False),
     )
 ]
