@@ -20,6 +20,7 @@ _KEPT = 2
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _AUTHORITY_END = re.compile(rb"[/?#\\,]")
 """What ends one, to URLs of browsers (WHATWG) as well; and a comma, where several fields have been made one."""
+_HOST = re.compile(r"[/\\]{2,}[^/\\]*")
 _PARAMETERS = re.compile(r";[^/]*")
 _PARAMETERS_SENT = re.compile(rb";[^/]*")
 
@@ -78,7 +79,7 @@ def decode(text: bytes) -> str:
 
 def is_plain(path: str) -> bool:
     """Whether a decoded path means one thing alone, as most do; looked at before all else, for it takes no time."""
-    return not ("/." in path or ";" in path or "\\" in path or "\n" in path)
+    return not ("/." in path or ";" in path or "\\" in path or "\n" in path or path.startswith("//"))
 
 
 def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
@@ -90,9 +91,12 @@ def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
     path without them and what follows in each part, as Java's servers read it: also where a proxy has resolved `..`
     before, and where they have been cut off of what was `sent`, before it was decoded, if that is given. A newline at
     the end is not seen where routes are regular expressions that end in `$` (Starlette, PCRE), and a `\\` is a `/` to
-    who reads a URL as browsers do (WHATWG URL, 4.4).
+    who reads a URL as browsers do (WHATWG URL, 4.4). What follows `//` at the beginning is a host to those who read it
+    against a base (RFC 3986, 4.2), and the path is what comes behind it.
     """
     readings = [path]
+    if found := _HOST.match(path):
+        readings.append(path[found.end() :].replace("\\", "/"))
     if path.endswith("\n"):
         readings.append(path[:-1])
     if "\\" in path:
