@@ -28,6 +28,7 @@ FIELDS = {
     "X_Forwarded-For": "192.0.2.1",
     "X-Forwarded-For": "192.0.2.1",
     "X-Forwarded-Host": "other.example",
+    "X-Forwarded-Proto": "http://other.example/other?",
     "X-Forwarded-Prefix": "/other",
     "X-Original-URL": "/other",
     "X-Rewrite-URL": "/other",
@@ -63,6 +64,7 @@ def test_a_host_that_is_a_list_is_no_other_one_to_who_reads_its_end(name: str, t
 def check(told: dict[str, str], name: str) -> None:
     assert not [field for field in told if "_" in field]
     assert not told.keys() & {"forwarded", "x-forwarded-prefix", "x-original-url", "x-rewrite-url", "daphne-root-path"}
+    assert told["x-forwarded-proto"] == "http"
     assert told.get("x-forwarded-host", told["host"]) == told["host"] == "host.example"
     believed = [address.strip() for address in told["x-forwarded-for"].split(",")]
     assert believed[-1] == CLIENT
