@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
 
-_CROOKED = b"%", b"?", b"#", b";", b"\\", b"\n", b"//", b"/."
+_CROOKED = b"%", b"?", b"#", b";", b"\\", b"\n", b"//", b"/.", b".php/"
 """What a path has that is not plain as it stands; or letters that are not ASCII."""
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT = 2
@@ -79,7 +79,8 @@ def decode(text: bytes) -> str:
 
 def is_plain(path: str) -> bool:
     """Whether a decoded path means one thing alone, as most do; looked at before all else, for it takes no time."""
-    return not ("/." in path or ";" in path or "\\" in path or "\n" in path or path.startswith("//"))
+    found = "/." in path or ";" in path or "\\" in path or "\n" in path or ".php/" in path
+    return not found and not path.startswith("//")
 
 
 def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
@@ -92,13 +93,17 @@ def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
     before, and where they have been cut off of what was `sent`, before it was decoded, if that is given. A newline at
     the end is not seen where routes are regular expressions that end in `$` (Starlette, PCRE), and a `\\` is a `/` to
     who reads a URL as browsers do (WHATWG URL, 4.4). What follows `//` at the beginning is a host to those who read it
-    against a base (RFC 3986, 4.2), and the path is what comes behind it.
+    against a base (RFC 3986, 4.2), and the path is what comes behind it. A script of PHP is run for what stands behind
+    it as well, which some applications take for the path (PATH_INFO: RFC 3875, 4.1.5).
     """
     readings = [path]
     if found := _HOST.match(path):
         readings.append(path[found.end() :].replace("\\", "/"))
     if path.endswith("\n"):
         readings.append(path[:-1])
+    script, found_info, info = path.partition(".php/")
+    if found_info:
+        readings += [f"{script}.php", f"/{info}"]
     if "\\" in path:
         readings.append(path.replace("\\", "/").removesuffix("\n"))
     if ";" in path:

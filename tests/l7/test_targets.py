@@ -134,6 +134,27 @@ def test_an_empty_part_of_a_path_may_be_what_dots_take_away(target: str) -> None
     assert "/b/login" in read_paths(target.encode())
 
 
+@pytest.mark.parametrize(
+    ("target", "script", "rest"),
+    [
+        ("/wp-login.php/1", "/wp-login.php", "/1"),
+        ("/index.php/login?x", "/index.php", "/login"),
+        ("/a/index.php/login/", "/a/index.php", "/login/"),
+        ("/x/../wp-login.php%2f", "/wp-login.php", "/"),
+        ("//wp-login.php//1;x", "/wp-login.php", "/1;x"),
+    ],
+)
+def test_what_follows_a_script_may_be_told_to_it(target: str, script: str, rest: str) -> None:
+    """PATH_INFO (RFC 3875, 4.1.5): servers of PHP run `/wp-login.php` for `/wp-login.php/1`, and many a framework takes
+    `/index.php/login` for `/login`."""
+    assert {script, rest} <= {*read_paths(target.encode())}
+
+
+def test_a_script_by_itself_means_one_thing() -> None:
+    assert read_paths(b"/wp-login.php") == ("/wp-login.php",)
+    assert read_paths(b"/wp-login.phpx/1") == ("/wp-login.phpx/1",)
+
+
 def test_other_newlines_and_letters_stay() -> None:
     assert read_paths(b"/log%0ain") == ("/log\nin",)
     assert read_paths(b"/login%0d") == ("/login\r",)
@@ -221,6 +242,7 @@ def test_the_middleware_counts_for_a_path_with_and_without_its_parameters() -> N
         assert await ask_each("/login/.", "/login/x/..", "/login/") == [429, 429, 200]
         assert await ask_each("/login\n", "/x\\..\\login", "/login\n\n") == [429, 429, 200]
         assert await ask_each("//x/login", "/\\x/login", "/x//login") == [429, 429, 200]
+        assert await ask_each("/index.php/login", "/index.php/x") == [429, 200]
         assert await ask_each("/static/..;/login", "/static/a;1", "/static/../static/a", "/static/..\\login") == [
             429,
             200,
