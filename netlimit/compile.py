@@ -802,7 +802,8 @@ class Compilation:
             if number is None:
                 problem = (
                     f"All {self.facts.most_limits} numbers under the mark mask {self.facts.mark_mask:#x} are taken by "
-                    "other rates of this kind of limit. Use a rate that is in use already, or widen NETLIMIT_MARK_MASK."
+                    "other rates of this kind of limit. Use a rate that is in use already, or widen NETLIMIT_MARK_MASK "
+                    "(`auto` takes what others leave)."
                 )
             elif number:
                 entry = Entry(number << self.facts.shift, self.facts.mark_mask)

@@ -19,7 +19,8 @@ from itertools import chain
 EVERY = 0xFFFFFFFF
 USUAL = 0xFF000000
 """The bits that are ours where nobody else uses them."""
-_WIDTH = 8
+WIDTH = 8
+"""So many bits are ours where there are as many."""
 _NARROWEST = 2
 """Fewer bits have no room for two limits of a kind."""
 
@@ -179,7 +180,7 @@ def _find_free(taken: int, claimed: int, wiped: int, kept: int | None) -> int:
 
 def _find_window(taken: int, avoided: Iterable[int]) -> int | None:
     """As many bits as there are that nobody has taken, but for those that are to be `avoided`, or else the next."""
-    for width in range(_WIDTH, _NARROWEST - 1, -1):
+    for width in range(WIDTH, _NARROWEST - 1, -1):
         windows = [((1 << width) - 1) << shift for shift in _shifts(width)]
         for others in avoided:
             for window in windows:
@@ -190,7 +191,7 @@ def _find_window(taken: int, avoided: Iterable[int]) -> int | None:
 
 def _shifts(width: int) -> Iterator[int]:
     """Whole bytes first, from the top."""
-    whole = [shift for shift in (24, 16, 8, 0) if width == _WIDTH]
+    whole = [shift for shift in (24, 16, 8, 0) if width == WIDTH]
     yield from chain(whole, (shift for shift in range(32 - width, -1, -1) if shift not in whole))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from netlimit.errors import say_fault
 from netlimit.kernel.base import Kernel
-from netlimit.marks import Choice, MarkUse, Use, choose
+from netlimit.marks import WIDTH, Choice, MarkUse, Use, choose
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Neighbours:
         self._found = MarkUse()
         self._seen: dict[Use, float] = {}
         self._kept: int | None = None
+        self._looks_since: float | None = None
         self._began: list[float] = []
         self._lacking: Choice | None = None
         self._lacked_at = 0.0
@@ -45,6 +46,8 @@ class Neighbours:
         enforced now that could not, or no longer."""
         try:
             self._found = self._kernel.marks(patience)
+            if self._looks_since is None:
+                self._looks_since = self._now()
         except Exception as error:  # it only advises
             self._found = MarkUse(unread=(say_fault(error),))
         before, self.choice = self.choice, self._stay_calm(self._choose())
@@ -54,18 +57,27 @@ class Neighbours:
         return (before.problem, before.reject) != (self.choice.problem, self.choice.reject)
 
     def _choose(self) -> Choice:
-        """Somebody who was there a while ago may come again: his bits are left to him if others are free."""
+        """Somebody who was there a while ago may come again: his bits are left to him if others are free. Where ours
+        are few, and nobody has been in the way of more for as long, those are ours."""
         choice = choose(self._found, self._asked, self._kept)
         now = self._now()
         self._seen |= dict.fromkeys(self._found.uses, now)
         recent = sorted(self._seen.items(), key=lambda item: -item[1])[:_MOST_REMEMBERED]
         self._seen = {use: at for use, at in recent if now - at < REMEMBERED_SECONDS}
-        if self._asked is None and choice.problem is None and choice.mask != self._kept:
-            roomy = choose(MarkUse(tuple(self._seen), self._found.unread), None, self._kept)
+        moves = choice.mask != self._kept
+        if self._asked is None and choice.problem is None and (moves or self._may_widen(choice.mask)):
+            roomy = choose(MarkUse(tuple(self._seen), self._found.unread), None, self._kept if moves else None)
             settled = choose(self._found, roomy.mask)
-            if roomy.problem is None and settled.problem is None and settled.reject.keys() <= choice.reject.keys():
+            bears = roomy.problem is None and settled.problem is None and settled.reject.keys() <= choice.reject.keys()
+            if bears and (moves or roomy.mask.bit_count() > choice.mask.bit_count()):
                 return settled
         return choice
+
+    def _may_widen(self, mask: int) -> bool:
+        """Whether bits are few, and it is known who has used any lately: after a start others may not have come yet."""
+        since = self._looks_since
+        known = since is not None and self._now() - since >= REMEMBERED_SECONDS and not self._found.unread
+        return known and mask.bit_count() < WIDTH
 
     def _stay_calm(self, choice: Choice) -> Choice:
         """Rules go out of force at once when somebody is in their way, but come back only when he stays away."""

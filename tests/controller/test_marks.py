@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import event
 
+from netlimit import neighbours
 from netlimit.controller import Controller, Setup
 from netlimit.kernel.base import Addresses
 from netlimit.kernel.fake import FakeKernel
@@ -74,6 +75,22 @@ def test_there_may_be_less_room_under_others(site: Site) -> None:
     assert len(marked) == 2
     assert {each.state for each in marked.values()} == {State.ERROR}
     assert all("0xc" in each.message for each in marked.values())
+
+
+def test_room_that_others_have_left_is_used_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 6):
+        site.add(target=f"10.0.0.{number}", rate=f"{number} packets/min", burst=number)
+    site.kernel.mark_use = MarkUse((Read("The rule of X", 0xFFFFFFF3),))
+    site.controller.sync()
+    assert len(site.store.marked("gw")) == 2
+    site.kernel.mark_use = MarkUse()
+    monkeypatch.setattr(neighbours, "REMEMBERED_SECONDS", 0.0)
+    site.controller._due["marks"] = 0.0
+    site.controller.tick()
+    site.controller.tick()
+    assert masks(site) == {USUAL}
+    assert site.store.marked("gw") == {}
+    assert site.send("10.0.0.5", times=6) == ["accept"] * 5 + ["drop"]
 
 
 def test_only_what_needs_marks_is_in_error_when_none_are_left(site: Site) -> None:

@@ -56,6 +56,48 @@ def test_bits_that_were_used_long_ago_are_free_again() -> None:
     assert host.mask == USUAL
 
 
+MANY = (Read("X", 0xFFFF0000), Write("Y", Bits(0xCA6C)))
+"""What leaves two bits side by side."""
+
+
+def test_bits_that_others_have_left_for_long_are_ours_again_where_there_were_few() -> None:
+    """Or limits that have found no room among those few stay out of force for ever."""
+    host = Watched()
+    host.look(*MANY)
+    assert host.mask.bit_count() == 2
+    host.look(MANY[0])
+    narrow = host.mask
+    assert narrow.bit_count() == 2, "who has just been there may come again"
+    host.second += REMEMBERED_SECONDS
+    host.look(MANY[0])
+    assert host.mask == 0xFF00
+    host.second += REMEMBERED_SECONDS
+    host.look()
+    assert host.mask == 0xFF00, "as many as there can be: no reason to move"
+
+
+@pytest.mark.parametrize("asked", [None, 0x3])
+def test_after_a_start_few_bits_become_more_only_once_others_had_time_to_come(asked: int | None) -> None:
+    host = Watched(asked)
+    host.neighbours.keep(0x3)
+    assert host.mask == 0x3
+    host.look()
+    assert host.mask == 0x3
+    host.second += REMEMBERED_SECONDS
+    host.look()
+    assert host.mask == (asked or USUAL)
+
+
+def test_what_cannot_be_looked_at_widens_no_bits() -> None:
+    host = Watched()
+    host.neighbours.keep(0x3)
+    host.look()
+    host.second += REMEMBERED_SECONDS
+    host.kernel.mark_use = MarkUse(unread=("nft ends with status 1",))
+    host.neighbours.look()
+    assert host.mask == 0x3
+
+
 def test_what_is_remembered_is_used_where_nothing_else_is_left() -> None:
     host = Watched()
     host.look(Read("X", 0xFFFFFF00))
