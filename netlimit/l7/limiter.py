@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from netlimit.l7.domains import UnknownDomains
     from netlimit.l7.escalation import Refusals
 
-_HARD, _DEFER = Mode.HARD, OnLimit.DEFER
+_HARD, _DEFER, _QUEUE = Mode.HARD, OnLimit.DEFER, OnLimit.QUEUE
+_AT_ONCE = frozenset[OnLimit]()
 """Looked up once: that of a member of an Enum takes a while."""
 
 
@@ -142,8 +143,9 @@ class Limiter:
         unless it has `entered` already; if they refuse the request, no other rule is asked. `escalates` says whether a
         refusal may have the client blocked: whether who asks is known to tell its address truly. What a leaky bucket
         would have wait for more than `longest` seconds is refused. `judge` has the last word about the statuses. A
-        refused request holds no leases. One that finds a rule with `on_limit: defer` is charged by all its limits or,
-        where one refuses it, by none (of several that are asked of Redis at the same time some may be charged in part).
+        refused request holds no leases. One that finds a rule with `on_limit: defer` or `queue` is charged by all its
+        limits or, where one refuses it, by none (of several that are asked of Redis at the same time some may be
+        charged in part).
         `line` is the counter for which it has been deferred, if it has: its arrival is not counted again, and no other
         limit has it wait for a turn.
         Raises CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
@@ -190,9 +192,9 @@ class Limiter:
         judge: Judge | None,
         line: str | None,
     ) -> Verdict:
-        matches, asks, owners, defers = self._list_asks(domain, descriptors, hits, charge, longest, line)
-        if (defers or line is not None) and hits and not charge and can_charge_in_part(asks):
-            network = find_client_network(client, descriptors)
+        matches, asks, owners, delayed = self._list_asks(domain, descriptors, hits, charge, longest, line)
+        if (delayed or line is not None) and hits and not charge and can_charge_in_part(asks):
+            network = find_client_network(client, descriptors) if _DEFER in delayed else None
             verdict = await self._decide_wholly(matches, asks, owners, network, line is not None)
         else:
             decisions = await self._ask(asks) if self._decide_now is None else self._decide_now(asks)
@@ -219,8 +221,8 @@ class Limiter:
         charge: bool = False,
         longest: float = inf,
         line: str | None = None,
-    ) -> tuple[list[Match | None], list[Ask], list[int], bool]:
-        """What is found, what counters are asked, for which descriptor each, and whether a rule defers."""
+    ) -> tuple[list[Match | None], list[Ask], list[int], frozenset[OnLimit]]:
+        """What is found, what counters are asked, for which descriptor each, and whether rules defer or queue."""
         rules = self._rules()
         if rules is not self._counted:
             self._counted = rules
@@ -231,19 +233,21 @@ class Limiter:
             line = None  # the rules have become others
         asks: list[Ask] = []
         owners: list[int] = []
-        defers = False
+        delayed = _AT_ONCE
         for index, match in enumerate(counting):
             if match is None:
                 continue
             weight = descriptors[index].hits
             patience = longest if line is None or name_counter(*match) == line else 0.0
             self._make_asks(asks, match, hits if weight is None else weight, charge, patience)
-            defers = defers or match.rule.on_limit is _DEFER
+            wish = match.rule.on_limit
+            if wish is _DEFER or wish is _QUEUE:
+                delayed |= {wish}
             while len(owners) < len(asks):
                 owners.append(index)
         if not asks and self._unknown is not None and domain not in rules.domains:
             self._unknown.note(domain, rules.domains)
-        return matches, asks, owners, defers
+        return matches, asks, owners, delayed
 
     async def _ask(self, asks: Sequence[Ask]) -> list[Decision]:
         if self._decide_now is not None:
@@ -291,11 +295,13 @@ class Limiter:
         return [weigh(ask, look) for ask, look in zip(asks, looks, strict=True)]
 
     async def _decide_wholly(
-        self, matches: list[Match | None], asks: list[Ask], owners: list[int], network: str, waiting: bool
+        self, matches: list[Match | None], asks: list[Ask], owners: list[int], network: str | None, waiting: bool
     ) -> Verdict:
-        """Charge all limits, or none."""
-        arriving = [] if waiting else [index for index, ask in enumerate(asks) if counts_arrivals(ask)]
-        everything = [*asks, *(make_arrival(asks[index], network) for index in arriving)]
+        """Charge all limits, or none. Where it may be kept for later, that it has come counts for its `network`."""
+        arriving = [index for index, ask in enumerate(asks) if counts_arrivals(ask)]
+        if waiting or network is None:
+            arriving = []
+        everything = [*asks, *(make_arrival(asks[index], network or "") for index in arriving)]
         looks = await self._look(everything)
         if not all(look.admitted or ask.rule.observes for ask, look in zip(everything, looks, strict=True)):
             return await self._refuse_wholly(matches, everything, owners, arriving, looks, waiting)

@@ -561,6 +561,29 @@ def test_who_waits_hears_of_other_rules_though_nobody_comes() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("limit", [TEN_A_SECOND, Limit(1, 600, Algorithm.CONCURRENCY)])
+def test_who_waits_counts_with_his_other_limits_once_he_is_served(limit: Limit) -> None:
+    """Or three slow requests would use up for all what they share, five times a second."""
+
+    async def main() -> None:
+        counted = (None, limit) if limit.algorithm is Algorithm.CONCURRENCY else (limit, None)
+        rule = make_rule("all", *counted, on_limit=OnLimit.QUEUE, max_wait=300.0)
+        door = Door(rule, make_rule("user", Limit(20, 3600)))
+        held = await door.ask("first")
+        waiting = door.start(*range(3))
+        for task in waiting:
+            await asyncio.sleep(10)
+            await door.queues.release(held)
+            held = await task
+            assert held.allowed
+        await door.queues.release(held)
+        (status,) = (await door.ask(hits=0, names="user")).statuses
+        assert status.decision is not None
+        assert status.decision.remaining == 16
+
+    run(main())
+
+
 def test_who_is_too_heavy_is_refused_at_once_and_keeps_nobody_out() -> None:
     """What a request weighs a client may choose."""
 
