@@ -113,6 +113,7 @@ class AddressRules:
 
     `rules` are those in force on the gateway; of these the limiter enforces those in `assigned`, by id. `own` and
     `safe` are the gateway's addresses and its safe set. `counts`, by the id of a rule, go on from the rules before.
+    `gateway` names whose buckets these are: other gateways, also of other databases, may share the counters.
     """
 
     def __init__(
@@ -122,8 +123,10 @@ class AddressRules:
         own: Iterable[str] = (),
         safe: Iterable[str] = (),
         counts: Mapping[int, Count] | None = None,
+        gateway: str = "",
     ) -> None:
         self.counts = dict(counts or {})
+        self._gateway = gateway
         self.flights: dict[str, LimitRule] = {}
         """The rules that limit requests in flight, by name."""
         self._facts = Facts(own=own_addresses(tuple(own)), safe=parse_safe(tuple(safe)))
@@ -173,7 +176,7 @@ class AddressRules:
         tally = self.counts.setdefault(rule.id, Count()) if mine else _NOBODY
         facts = self._facts
         named = rule.action is Action.ALLOW or facts.overrides(rule) or facts.stands_here(rule)
-        made, charge = make_rule(rule)
+        made, charge = make_rule(rule, self._gateway)
         if mine and charge is Charge.FLIGHT:
             self.flights[made.name] = made
         limit = made.limit or made.concurrency
@@ -196,11 +199,11 @@ class AddressRules:
             family.safe = [(shift, frozenset(numbers)) for shift, numbers in held.items()]
 
 
-def make_rule(rule: Rule) -> tuple[LimitRule, Charge]:
+def make_rule(rule: Rule, gateway: str = "") -> tuple[LimitRule, Charge]:
     """An IP rule as a rule of the limiter, and what is charged. Its buckets are as the kernel's: filled at the rate, as
     deep as `burst`. When the counters cannot be asked it is counted here, for a kernel would go on limiting."""
     mode = Mode.OBSERVE if rule.action is Action.OBSERVE else Mode.HARD
-    name, alias = str(rule.id), rule.name or f"rule {rule.id}"
+    name, alias = f"{gateway}/{rule.id}" if gateway else str(rule.id), rule.name or f"rule {rule.id}"
     if rule.rate is None:
         return LimitRule(DOMAIN, name, alias=alias), Charge.REQUEST
     if rule.rate.kind is Kind.CONCURRENT:

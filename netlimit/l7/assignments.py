@@ -214,7 +214,7 @@ class Assignments:
         mine = self._assigned.rules
         counts = {i: count for i, count in self.rules.counts.items() if i in mine or self._has_grown(i, count)}
         self._written = {i: total for i, total in self._written.items() if i in counts}
-        self.rules = AddressRules(rules, mine, duties.own, duties.safe, counts)
+        self.rules = AddressRules(rules, mine, duties.own, duties.safe, counts, self._host)
 
     def _say(self, now: datetime) -> None:
         """Report what is loaded: at once if that is news, else when it is time."""
