@@ -97,6 +97,7 @@ class Refusals:
         self._offenders: dict[str, Rule] = {}
         self._seen: dict[str, str] = {}
         self._taken: deque[tuple[float, str]] = deque(maxlen=MOST_BLOCKS)
+        self._spared: dict[str, float] = {}
         self._lock = threading.Lock()
         self.waiting = threading.Event()
         """Set when somebody has joined those that are to be blocked."""
@@ -107,6 +108,8 @@ class Refusals:
         if escalate is None or client is None:
             return
         now = self._now()
+        if self._spared and now - self._spared.get(client, -_MINUTE) < _MINUTE:
+            return
         place = (rule.domain, rule.name)
         window = self._windows.get(place)
         if window is None or window.seconds != escalate.within:
@@ -141,6 +144,16 @@ class Refusals:
                 return None
             self._taken.append((now, _find_group(client)))
             return client, self._offenders.pop(client)
+
+    def spare(self, client: str) -> None:
+        """Note that the client that was taken last must not be blocked: its place is for another, and refusals of it
+        count for nothing for a minute."""
+        now = self._now()
+        with self._lock:
+            if self._taken:
+                self._taken.pop()
+            lately = {each: at for each, at in self._spared.items() if now - at < _MINUTE}
+            self._spared = {**lately, client: now} if len(lately) < MOST_WAITING else lately
 
     def find_seen(self, client: str) -> str | None:
         """The address by which a client that was taken offended last, if the client is an IPv6 /64; then it is
@@ -243,7 +256,9 @@ class Escalator:
                 blocked = self._blocks.block(client, rule.escalate.block, describe(client, rule))
                 seen = self._refusals.find_seen(client)
                 if blocked is False and seen is not None:  # somebody who is safe lives in that /64: then only this one
-                    self._blocks.block(seen, rule.escalate.block, describe(seen, rule))
+                    blocked = self._blocks.block(seen, rule.escalate.block, describe(seen, rule))
+                if blocked is False:
+                    self._refusals.spare(client)
             except NetlimitError as error:
                 log.error("%s cannot be blocked: %s", client, error)
             except Exception:  # whatever it is: it must not end the thread

@@ -434,6 +434,40 @@ class Jammed:
         raise RuleError("target", "Not now.")
 
 
+class Sparing:
+    """Blocks of everybody but one."""
+
+    def __init__(self, safe: str) -> None:
+        self.safe = safe
+        self.blocked: list[str] = []
+
+    def block(self, client: str, seconds: int, reason: str) -> bool:
+        if client != self.safe:
+            self.blocked.append(client)
+        return client != self.safe
+
+    def clear(self) -> None:
+        pass
+
+
+def test_who_must_not_be_blocked_takes_no_place_of_those_who_may() -> None:
+    """A load test of the host's own, say: it offends again and again."""
+    counting, sparing = Counting(), Sparing("10.1.0.1")
+    escalator = Escalator(counting.refusals, sparing)
+    for number in range(2 * MOST_BLOCKS):
+        counting.refuse("10.1.0.1", 100)
+        escalator.block_all()
+        if number % 2:
+            counting.refuse(f"10.1.1.{number}", 100)
+            escalator.block_all()
+    assert len(sparing.blocked) == MOST_BLOCKS
+    sparing.safe = ""
+    counting.now += 61
+    counting.refuse("10.1.0.1", 100)
+    escalator.block_all()
+    assert sparing.blocked[-1] == "10.1.0.1", "safe no more"
+
+
 def test_a_client_that_cannot_be_blocked_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
     counting, jammed = Counting(), Jammed()
     escalator = Escalator(counting.refusals, jammed)

@@ -378,6 +378,31 @@ class TestChanges:
         assert counters.hits(faster, 2) == [True, False]
 
 
+@pytest.mark.parametrize(
+    "other", [Limit(100, 3600), Limit(3, 60, Algorithm.GCRA), Limit(4, 60, Algorithm.GCRA, burst=2)]
+)
+def test_limits_of_one_name_that_count_in_different_ways_hold_all(other: Limit) -> None:
+    """Of two middlewares, one inside the other, that have one store."""
+    now = moment("1:00:00")
+    store = MemoryStore(Clock(lambda: now, 0))
+    first, second = Rule("app", "user", Limit(3, 60)), Rule("app", "user", other)
+    admitted = 0
+    for _ in range(50):
+        inner = store.decide_now([Ask(first, first.limit or other, "ann", 1)])
+        outer = store.decide_now([Ask(second, other, "ann", 1)])
+        admitted += inner[0].admitted and outer[0].admitted
+    assert admitted == min(3, other.burst or other.amount)
+
+
+def test_what_counts_in_former_ways_takes_no_room_for_ever() -> None:
+    store = MemoryStore()
+    for seconds in range(1, 300):
+        rule = Rule("app", "user", Limit(3, seconds))
+        assert rule.limit is not None
+        store.decide_now([Ask(rule, rule.limit, "ann", 1)])
+    assert len(store._aside) <= 64
+
+
 def test_a_lease_that_has_ended_leaves_nothing_where_it_is_renewed() -> None:
     kept = Kept(Limit(4, 60, Algorithm.CONCURRENCY))
     assert kept.hit("key")

@@ -62,7 +62,7 @@ def test_many_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_deferring(tmp_path: Path) -> None:
     async def main() -> None:
-        program = DEFERRING.replace("sqlite:///tmp/deferred.db", f"sqlite://{tmp_path}/deferred.db")
+        program = DEFERRING.replace("sqlite:///var/lib/shop/deferred.db", f"sqlite://{tmp_path}/deferred.db")
         async with living(run_program(program)["app"]) as app:
             first = await ask(app, "/jobs", b"one", method="POST")
             assert (first.status, first.json()) == (200, "done: one")
@@ -80,7 +80,7 @@ def test_deferring(tmp_path: Path) -> None:
 def test_deferring_for_proxies(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "limits.yaml").write_text(RULES)
-    here = {"/tmp/deferred.db": f"{tmp_path}/deferred.db", "redis://localhost:6379": server.url + PATIENT}  # noqa: S108
+    here = {"/var/lib/shop/deferred.db": f"{tmp_path}/deferred.db", "redis://localhost:6379": server.url + PATIENT}
     program = PROXIES
     for there, instead in here.items():
         program = program.replace(there, instead)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import stat
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -59,10 +61,12 @@ _PASSING = (429, 503)
 def open_backlog(url: str, bounds: Bounds | None = None) -> Backlog:
     """The backlog of a URL: `sqlite:///path/to/file`, or `redis://host:port/0`.
 
-    Raises SettingsError for another, OSError where there can be no such file.
+    Raises SettingsError for another, and for a file in whose directory others may write, OSError where there can be no
+    such file.
     """
     scheme, _, path = url.partition("://")
     if scheme == "sqlite" and path.startswith("/"):
+        _check_directory(Path(path).parent)
         return SqliteBacklog(Path(path), bounds)
     if scheme in ("redis", "rediss", "unix"):
         from netlimit.l7.deferral.redis import RedisBacklog
@@ -71,6 +75,17 @@ def open_backlog(url: str, bounds: Bounds | None = None) -> Backlog:
     raise SettingsError(
         "DEFERRED_URL", f"{url!r} is nothing to keep requests in; write sqlite:///path/to/file or redis://host:port/0."
     )
+
+
+def _check_directory(path: Path) -> None:
+    """Raises SettingsError where others could put files beside that of the backlog, and OSError."""
+    found = path.stat()
+    if found.st_mode & stat.S_IWOTH or found.st_uid not in (0, os.geteuid()):
+        raise SettingsError(
+            "DEFERRED_URL",
+            f"In {path} others may write, and could keep the application from starting, or read what waits. Name a "
+            "file in a directory of the application's own, such as sqlite:///var/lib/shop/deferred.db.",
+        )
 
 
 class Deferral:

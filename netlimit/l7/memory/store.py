@@ -23,6 +23,12 @@ KEYS = 2**18
 """Keys that a counter holds at most, by default."""
 MEMORY = 256 * 2**20
 """Bytes that all counters take, by default."""
+_MOST_ASIDE = 64
+"""So many counters are kept of those in whose place others count by now."""
+_Place = tuple[str, str, bool]
+"""Domain and name of a rule, and whether it is its concurrency that is counted."""
+_Manner = tuple[Algorithm, int, int | None, Refill, bool]
+"""How a limit counts, whatever its amount."""
 _COUNTERS: dict[Algorithm, type[Counter]] = {
     Algorithm.FIXED_WINDOW: FixedWindow,
     Algorithm.SLIDING_WINDOW_LOG: SlidingWindowLog,
@@ -41,7 +47,8 @@ def make_counter(limit: Limit, clock: Clock | None = None, keys: int = KEYS, bud
 
 
 class MemoryStore:
-    """A counter a rule, and one for its concurrency. For threads as well as for tasks."""
+    """A counter a rule, and one for its concurrency. For threads as well as for tasks. Of limits that have one name and
+    count in different ways (of two middlewares, say) each has its own, as in Redis."""
 
     def __init__(self, clock: Clock | None = None, keys: int = KEYS, memory: int = MEMORY) -> None:
         """Each counter has at most so many keys, and all together so many bytes of `memory`, nearly: of these a quarter
@@ -49,7 +56,8 @@ class MemoryStore:
         self._budget = Budget(memory - memory // 4)
         self._clock = clock or steady_clock()
         self._keys = keys
-        self._counters: dict[tuple[str, str, bool], Counter] = {}
+        self._counters: dict[_Place, Counter] = {}
+        self._aside: dict[tuple[_Place, _Manner], Counter] = {}
         self._brought = Brought(self._make, self._clock.read, memory // 4)
         self._room = FEW
         self.start_anew()
@@ -72,7 +80,7 @@ class MemoryStore:
         """The time of day was set: it is `origin` nanoseconds ahead of the clock's `read` by now."""
         with self._lock:
             self._clock = self._clock._replace(origin=origin)
-            for counter in self._counters.values():
+            for counter in (*self._counters.values(), *self._aside.values()):
                 counter.set_origin(origin)
         self._brought.set_origin(origin)
 
@@ -135,25 +143,39 @@ class MemoryStore:
     def _make(self, limit: Limit, budget: Budget, keys: int | None = None) -> Counter:
         return make_counter(limit, self._clock, keys or self._keys, budget)
 
-    def _replace_counter(self, place: tuple[str, str, bool], limit: Limit) -> Counter:
+    def _replace_counter(self, place: _Place, limit: Limit) -> Counter:
         old = self._counters.get(place)
+        if old is not None and not _differ_in_amount_alone(old.limit, limit):
+            old = self._exchange(place, old, limit)
         if old is not None and old.limit == limit:
             old.limit = limit  # the same again, read anew
+            self._counters[place] = old
             return old
         if len(self._counters) >= self._room:
             self._forget_idle()
         counter = self._make(limit, self._budget)
         counter.shares = find_shares(place[1])
-        if old is not None and _differ_in_amount_alone(old.limit, limit):
+        if old is not None:
             counter.adopt(old)
         self._counters[place] = counter
         return counter
+
+    def _exchange(self, place: _Place, old: Counter, limit: Limit) -> Counter | None:
+        """Put a counter aside for one that counts as this limit does, if there has been one: both may be asked."""
+        found = self._aside.pop((place, _find_manner(limit)), None)
+        if len(self._aside) >= _MOST_ASIDE:
+            del self._aside[next(iter(self._aside))]
+        self._aside[place, _find_manner(old.limit)] = old
+        return found
 
     def _forget_idle(self) -> None:
         """Rules come and go; what counts nothing is not kept."""
         for counter in self._counters.values():
             counter.sweep()
         self._counters = {place: counter for place, counter in self._counters.items() if len(counter)}
+        for counter in self._aside.values():
+            counter.sweep()
+        self._aside = {place: counter for place, counter in self._aside.items() if len(counter)}
         self._room = max(FEW, 2 * len(self._counters))
 
 
@@ -161,6 +183,8 @@ def _differ_in_amount_alone(one: Limit, other: Limit) -> bool:
     """What is in flight stays so, too, when leases last another time."""
     if one.algorithm is other.algorithm is Algorithm.CONCURRENCY:
         return True
-    return (one.algorithm, one.seconds, one.burst, one.refill, one.count_refused) == (
-        other.algorithm, other.seconds, other.burst, other.refill, other.count_refused,
-    )  # fmt: skip
+    return _find_manner(one) == _find_manner(other)
+
+
+def _find_manner(limit: Limit) -> _Manner:
+    return limit.algorithm, limit.seconds, limit.burst, limit.refill, limit.count_refused

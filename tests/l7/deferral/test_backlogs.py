@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sqlite3
 import time
@@ -178,6 +179,18 @@ def test_whose_room_and_places_it_takes(told: dict[str, Any], network: str) -> N
 def test_what_is_no_backlog_is_refused(url: str) -> None:
     with pytest.raises(SettingsError, match="write sqlite:///path/to/file or redis://host:port/0"):
         open_backlog(url)
+
+
+@pytest.mark.parametrize(("mode", "owner"), [(0o1777, 0), (0o777, 0), (0o700, 65534)])
+def test_a_file_where_others_may_put_some_is_refused(tmp_path: Path, mode: int, owner: int) -> None:
+    """An empty `deferred.db-wal` of anybody's would keep the application from starting."""
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(mode)
+    os.chown(directory, owner, -1)
+    with pytest.raises(SettingsError, match=f"In {directory} others may write"):
+        open_backlog(f"sqlite://{directory}/deferred.db")
+    assert list(directory.iterdir()) == []
 
 
 def test_fields_of_one_connection_are_not_kept_and_an_idempotency_key_is_added() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -209,7 +210,7 @@ async def test_what_cannot_be_sent_is_told_so() -> None:
         "http://127.0.0.1/?a", "http://127.0.0.1/#a", "http://[::1", "",
     ],
 )  # fmt: skip
-def test_an_upstream_that_is_none_is_refused_at_once(url: str) -> None:
+def test_an_upstream_that_is_none_is_refused_at_once(tmp_path: Path, url: str) -> None:
     with pytest.raises(SettingsError, match="upstream is a URL such as") as raised:
-        Deferral("sqlite:///tmp/unused.db", upstream=url)
+        Deferral(f"sqlite://{tmp_path}/unused.db", upstream=url)
     assert "s3cret" not in str(raised.value)
