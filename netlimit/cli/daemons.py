@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from netlimit.cli import descriptor_store
+from netlimit.cli.arrival import Arrival
 from netlimit.cli.descriptor_store import API
 from netlimit.cli.errors import CommandError
 from netlimit.cli.last_settings import keep_settings, read_settings_to_limit
@@ -107,6 +108,7 @@ def run_controller(settings: Settings, user: str | None = None, api_user: str = 
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: stopping.append(received))
+    arrival = Arrival(settings)
     kernel = make_kernel(settings)
     if user is not None and is_root():
         _keep_network(settings, user, kernel)
@@ -115,7 +117,7 @@ def run_controller(settings: Settings, user: str | None = None, api_user: str = 
         reopen = partial(reopen_copy, settings)
         running = make_controller(settings, store, kernel, replica, api_user, reopen)
         log.info("Keeping the rules of %s in its kernel.", settings.host)
-        running.run(lambda: bool(stopping))
+        running.run(lambda: bool(stopping) or arrival.is_sealed())
     log.info("Stopped; the rules stay in the kernel.")
 
 

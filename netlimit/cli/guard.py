@@ -15,6 +15,7 @@ from pathlib import Path
 
 import typer
 
+from netlimit.cli.arrival import Arrival
 from netlimit.cli.errors import CommandError
 from netlimit.cli.last_settings import load_settings_to_limit, read_settings_or_last, word_recalled
 from netlimit.cli.logs import log_to_stderr
@@ -75,13 +76,13 @@ def run_guard(settings: Settings, once: bool = False, fault: SettingsError | Non
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: stopping.append(received))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    mending = _Mending(fault)
+    mending, arrival = _Mending(fault), Arrival(settings)
     if fault is not None:
         log.error("%s", word_recalled(fault, settings))
     lock = _find_lock(settings)
 
     def is_to_stop() -> bool:
-        return bool(stopping) or mending.is_done()
+        return bool(stopping) or mending.is_done() or arrival.is_sealed()
 
     while True:
         try:

@@ -389,8 +389,20 @@ def test_units_look_for_what_was_applied_last_where_it_is(staged: Path) -> None:
     for unit in UNITS:
         looked = re.findall(r"^ConditionPathExists=\|(.*)/applied.db$", unit.read_text(), re.M)
         assert looked in ([], [str(STATE), str(FORMER_STATE)])
-        if "=CAP_NET_ADMIN" in unit.read_text():
-            assert f"\nReadWritePaths=/var/lib/netlimit -{STATE}\n" in unit.read_text()
+
+
+def test_what_can_do_without_the_database_waits_for_no_disk_of_it() -> None:
+    """A directory that is not there would keep a unit from starting, and so would a mount that does not come. The API
+    and the limiter, which cannot, are tried again by systemd until it is there: then they may write it."""
+    for unit in UNITS:
+        text = unit.read_text()
+        written = re.findall(r"^ReadWritePaths=(.*)$", text, re.M)
+        if "=CAP_NET_ADMIN" in text:
+            assert written == [f"-/var/lib/netlimit -{STATE}"], unit.name
+        else:
+            assert written[0].split()[0] == "/var/lib/netlimit", unit.name
+            assert "\nRestart=always\n" in text, unit.name
+        assert set(re.findall(r"^\w*MountsFor=(.*)$", text, re.M)) <= {f"/opt/netlimit {STATE}"}, unit.name
 
 
 def test_the_drop_in_for_shaping_is_for_all_units_that_touch_the_kernel() -> None:
