@@ -40,6 +40,15 @@ def wait_for_ports(unit: str) -> None:
         wait(f"exec 3<>/dev/tcp/127.0.0.1/{port}".join(("bash -c '", "'")), f"the {unit} at {port}")
 
 
+def forget_kernel() -> None:
+    """As after a boot: nothing is there."""
+    for table in ("raw", "mangle", "filter"):
+        for command in ("iptables-legacy", "ip6tables-legacy"):
+            run(command, "-w", "-t", table, "-F", check=False)
+            run(command, "-w", "-t", table, "-X", check=False)
+    run("ipset", "destroy", check=False)
+
+
 def ping(client: str, source: str, count: int = 5) -> int:
     """How many of so many packets are answered."""
     said = run(

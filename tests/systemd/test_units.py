@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd.gateway import PATIENCE, PORTS, ask, ping, pinging, run, wait, wait_for_ports
+from tests.systemd.gateway import PATIENCE, PORTS, ask, forget_kernel, ping, pinging, run, wait, wait_for_ports
 
 STARTED = ("controller", "guard", "api")
 BITS = {"cap_net_admin": 12, "cap_net_raw": 13}
@@ -94,11 +94,7 @@ def test_at_boot_what_was_applied_last_comes_back_without_controller_and_databas
     wait("test -e /var/lib/netlimit-controller/applied.db", "the copy for the boot")
     time.sleep(5)
     run("systemctl", "stop", *(f"netlimit-{unit}" for unit in STARTED))
-    for table in ("raw", "mangle", "filter"):  # as after a boot: nothing is there
-        for command in ("iptables-legacy", "ip6tables-legacy"):
-            run(command, "-w", "-t", table, "-F", check=False)
-            run(command, "-w", "-t", table, "-X", check=False)
-    run("ipset", "destroy", check=False)
+    forget_kernel()
     assert ping(client, blocked) == 5
     database = Path("/var/lib/netlimit/netlimit.db")
     aside = database.with_suffix(".aside")
