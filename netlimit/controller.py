@@ -29,7 +29,7 @@ from netlimit.disputes import Disputes, find_concerned
 from netlimit.drift import CALM_SECONDS, PLACES, Histogram, Repairs, describe, find_kinds, find_lost
 from netlimit.endings import Endings, Leaving
 from netlimit.errands import Errands
-from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, Slow, StoreError
+from netlimit.errors import Busy, KernelError, LeadMissing, NetlimitError, Occupied, Slow, StoreError
 from netlimit.escalating import LABEL
 from netlimit.exchange import Exchange, Ledger, News, find_changed, renumber
 from netlimit.fallback import Fallback
@@ -252,6 +252,7 @@ class Controller:
         self._disputes = Disputes()
         self._planned: Plan | None = None
         self._refused_step: SwitchTable | None = None
+        self._unled: dict[str, str] = {}
         self._unreadable: dict[int, str] = {}
         self._led_to: dict[int, Rule] = {}
         """The blocks that requests have led to (the limiter's)."""
@@ -1089,7 +1090,8 @@ class Controller:
         if self._compilation is None or self._outage is not None:
             return
         # What the kernel refuses just now may be for something that came since it was probed.
-        if self._in_step and not (self._compiled.problems or self._premises.unanswered):
+        lacks = self._compiled.problems or self._premises.unanswered or self._premises.unled
+        if self._in_step and not lacks:
             return
         if self._is_due("probe", PROBE_SECONDS):
             before = _spent()
@@ -1205,7 +1207,7 @@ class Controller:
         at anew."""
         refusal: KernelError | None = None
         gone = False
-        self._refused_step = None
+        self._refused_step, self._unled = None, {}
         self._applied += len(plan.steps)
         for step in plan.steps:
             try:
@@ -1216,6 +1218,8 @@ class Controller:
                     raise
                 if self._is_there(step):
                     refusal = refusal or error
+                    if isinstance(error, LeadMissing) and isinstance(step, WriteTree):
+                        self._unled[step.device] = error.reason
                 else:
                     gone = True
                 continue
@@ -1229,8 +1233,21 @@ class Controller:
             raise refusal
 
     def _leave_out_refused(self) -> bool:
-        """Whether some of the buckets of the step that was refused are refused by themselves. Then the rules that need
-        them are in error, and do not keep the others from being in force. Raises KernelError."""
+        """Whether what was refused is by the rules of some devices, or of some buckets, alone. Then those are in error,
+        and do not keep the others from being in force. Raises KernelError."""
+        return self._leave_out_unled() or self._leave_out_buckets()
+
+    def _leave_out_unled(self) -> bool:
+        """Whether there were devices on which nobody could lead packets to classes."""
+        if not self._unled.keys() - self._premises.unled.keys():
+            return False
+        self._premises.unled |= self._unled
+        with self._wholly():
+            self._compiled.protect(self._premises.facts)
+        return True
+
+    def _leave_out_buckets(self) -> bool:
+        """Whether some of the buckets of the step that was refused are refused by themselves. Raises KernelError."""
         step, self._refused_step = self._refused_step, None
         if step is None:
             return False

@@ -72,6 +72,10 @@ class Occupied(KernelError):
     """Somebody else had what a step needs, for as long as it could be waited for."""
 
 
+class LeadMissing(KernelError):
+    """The program that leads packets to the classes of a device cannot be had, and they hold nothing without it."""
+
+
 def say_fault(error: BaseException) -> str:
     """An error as part of a sentence; one that nobody expected with its kind, for its words may say little."""
     said = str(error).rstrip(".")

@@ -44,9 +44,10 @@ class Facts:
     `capabilities` maps what the host can do to None, or to the reason why it cannot; what is not in it, it can.
     `set_size` is the most entries of one set. `topology` says where packets leave, `foreign` which devices have a root
     qdisc of somebody else's (said as tc does), `barred` on the ingress of which no program of ours can be put, with
-    what is in the way; `hz` is the clock tick. `translated` are the address families in which somebody may translate:
-    where nobody does, rules do not have the kernel track connections for the sake of it. `refused` are limits whose
-    buckets the kernel, or the tool that tells it, does not take, each with the reason.
+    what is in the way, `unled` where the program is missing that leads packets to classes, with the reason; `hz` is the
+    clock tick. `translated` are the address families in which somebody may translate: where nobody does, rules do not
+    have the kernel track connections for the sake of it. `refused` are limits whose buckets the kernel, or the tool
+    that tells it, does not take, each with the reason.
     """
 
     host: str = "localhost"
@@ -61,6 +62,7 @@ class Facts:
     topology: Topology = field(default_factory=Topology)
     foreign: Mapping[str, str] = field(default_factory=dict)
     barred: Mapping[str, str] = field(default_factory=dict)
+    unled: Mapping[str, str] = field(default_factory=dict)
     hz: int = 250
     translated: frozenset[int] = frozenset()
     refused: Mapping[PurposeKey, str] = field(default_factory=dict)

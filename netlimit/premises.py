@@ -78,6 +78,9 @@ class Premises:
         self._neighbours = Neighbours(kernel, setup.mark_mask)
         self.refused: dict[PurposeKey, str] = {}
         """Limits whose buckets the kernel does not take, each with the reason; until the host can do something else."""
+        self.unled: dict[str, str] = {}
+        """Devices on which the program was missing that leads packets to classes, each with the reason; until it can be
+        had."""
         self._mask: int | None = None
 
     @property
@@ -98,6 +101,7 @@ class Premises:
             topology=self._topology,
             foreign=self._foreign,
             barred=self._barred,
+            unled=dict(self.unled),
             hz=self._found.hz,
             translated=self._translated,
             refused=dict(self.refused),
@@ -157,8 +161,12 @@ class Premises:
     def probe_again(self) -> bool:
         """Find out whether the host can do something else now than when it was probed."""
         before, known = self._found, {} if self._found is None else self._found.capabilities
-        self._found = self._settle(self._kernel.probe(), known)
+        found = self._kernel.probe()
+        self._found = self._settle(found, known)
         has_changed = before is None or before.capabilities != self._found.capabilities
+        if self.unled and not found.capabilities.get("bpf"):
+            self.unled.clear()
+            has_changed = True
         if has_changed:
             self.refused.clear()
         return has_changed

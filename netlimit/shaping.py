@@ -77,10 +77,11 @@ def is_cap(rule: Rule, device: str) -> bool:
     return everything and rule.per == TARGET and device != INGRESS_DEVICE
 
 
-def _judge(facts: Facts, device: str) -> tuple[str | None, str]:
-    """Whose a device is: somebody's root qdisc, and the bridge or bond that it belongs to."""
+def _judge(facts: Facts, device: str) -> tuple[str | None, str | None, str]:
+    """Whose a device is: somebody's root qdisc, and the bridge or bond that it belongs to; and why nothing is led to
+    classes there."""
     found = facts.topology.devices.get(device)
-    return facts.foreign.get(device), found.master if found else ""
+    return facts.foreign.get(device), facts.unled.get(device), found.master if found else ""
 
 
 def _name_foreign(device: str, root: str) -> str:
@@ -188,7 +189,8 @@ class Shaping:
             return problem
         devices, missing = self._without_ingress(way.devices)
         devices, taken = self._without_foreign(devices)
-        lost = " ".join(filter(None, (missing, taken, way.missing)))
+        devices, unled = self._without_unled(devices)
+        lost = " ".join(filter(None, (missing, taken, unled, way.missing)))
         if not devices:
             return lost
         rivals = [(rival, name) for name in devices for rival in self._find_rivals(rule, name)]
@@ -256,6 +258,14 @@ class Shaping:
         told = [f"What leaves by {device} is not shaped." for device in taken if left]
         told += [_name_foreign(device, self.facts.foreign[device]) for device in taken]
         return left, " ".join(told) or None
+
+    def _without_unled(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+        """Leave out the devices on which nobody could lead packets to classes, and say so."""
+        unled = [device for device in devices if device in self.facts.unled]
+        if not unled:
+            return devices, None
+        left = tuple(device for device in devices if device not in unled)
+        return left, f"What leaves by {name_some(unled, _MOST_NAMED)} is not shaped: {self.facts.unled[unled[0]]}."
 
     def _without_ingress(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
         """Leave out the IFB device where the host has none, and say why."""

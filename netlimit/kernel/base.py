@@ -228,7 +228,7 @@ class Kernel(Protocol):
         ...
 
     def apply(self, step: Step) -> None:
-        """Take one step. Raises KernelError."""
+        """Take one step. Raises KernelError, and LeadMissing where nothing would lead packets to the classes."""
         ...
 
     def reopened(self) -> Kernel:

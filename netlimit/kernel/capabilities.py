@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from netlimit.errors import KernelError
+from netlimit.errors import KernelError, LeadMissing
 from netlimit.kernel import ingress, iptables, libiptc, restore, tc
 from netlimit.kernel.base import HostFacts, Unanswered
 from netlimit.kernel.legacy import find_tool, read_version
@@ -132,11 +132,26 @@ def _try_rules() -> dict[str, str | None]:
 def _recall() -> dict[str, str | None]:
     """What root has found. Where that cannot be read there is no answer: what the kernel holds was once put there."""
     try:
-        return read_findings(read_text(FINDINGS))
+        found = read_findings(read_text(FINDINGS))
+        return found | {"bpf": found.get("bpf") or _find_lead()}
     except (OSError, ValueError) as error:
         needs = isinstance(error, OSError) and not is_shortage(error)
         before = "netlimit needs root, or that root runs `netlimit prepare` before: " if needs else ""
         return _answer_nothing(f"{before}{FINDINGS} cannot be read: {error}")
+
+
+def _find_lead() -> str | None:
+    """Why the program that leads packets to classes is not to be had: root may have pinned it where nobody else sees
+    it. What is in place already goes on; and what root could load himself helps no controller."""
+    try:
+        os.close(tc.open_pinned_lead() if os.geteuid() == 0 else tc.open_lead())
+    except KernelError as error:
+        return Unanswered(_say_unled(error))
+    return None
+
+
+def _say_unled(error: KernelError) -> str:
+    return f"Nothing can be shaped here: {error.reason}."
 
 
 def print_findings(found: Mapping[str, str | None]) -> str:
@@ -412,6 +427,8 @@ def _try_queue(name: str, words: str) -> str | None:
 def _try_tree(name: str, step: WriteTree, module: str) -> str | None:
     try:
         tc.write_tree(step)
+    except LeadMissing as error:
+        return _say_unled(error)
     except Exception as error:
         sentence = f"This host has no {name} for queues: {getattr(error, 'reason', error)}. Try `modprobe {module}`."
         return _word(error, sentence)

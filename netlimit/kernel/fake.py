@@ -15,9 +15,9 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
 
 from netlimit.conflicts import HostReport
-from netlimit.errors import KernelError
+from netlimit.errors import KernelError, LeadMissing
 from netlimit.ingress import Ingress
-from netlimit.kernel.base import TURN_SECONDS, Addresses, Connection, HostFacts, Reading
+from netlimit.kernel.base import TURN_SECONDS, Addresses, Connection, HostFacts, Reading, Unanswered
 from netlimit.kernel.headers import BFD, BFD_ECHO, NEVER_FORWARDED
 from netlimit.kernel.queues import add_up
 from netlimit.marks import MarkUse
@@ -76,6 +76,7 @@ from netlimit.tree import (
     Usage,
     classid,
     format_handle,
+    is_beside,
     major,
 )
 from netlimit.tunnels import Hop, Tunnels
@@ -146,6 +147,8 @@ class FakeKernel:
         self.obstacles: dict[str, str] = {}
         self.unborne: set[str] = set()
         """Bursts that it refuses."""
+        self.unled: str | None = None
+        """Why it has no program any more that leads packets to classes; where that is in place, it stays."""
         self.used: dict[str, dict[int, Usage]] = {}
         self._seen: dict[str, dict[str, int]] = {}
         self.applied: list[Step] = []
@@ -157,8 +160,9 @@ class FakeKernel:
     # -- the contract
 
     def probe(self) -> HostFacts:
-        """Answer with `facts`."""
-        return self.facts
+        """Answer with `facts`; it is not known whether it will have again what it has lost."""
+        lost = {"bpf": Unanswered(self.unled)} if self.unled else {}
+        return self.facts._replace(capabilities={**self.facts.capabilities, **lost})
 
     def survey(self, thorough: bool = True) -> HostReport:
         """Answer with `report`."""
@@ -373,6 +377,8 @@ class FakeKernel:
             if not (step.classes or step.children):
                 return
             raise KernelError(str(step), "Parent Qdisc doesn't exists")
+        if self.unled and not _is_led(tree.classes, tree.children) and _is_led(step.classes, step.children):
+            raise LeadMissing(str(step), self.unled)
         classes, children = dict(tree.classes), dict(tree.children)
         hanging = {number: handle for handle, number in step.children.items()}
         for number, each in step.classes.items():
@@ -680,6 +686,11 @@ def _take_out(number: int, classes: dict[int, QueueClass], children: dict[int, i
 def _find_above(each: QueueClass, tree: Tree) -> int:
     """The class above one; above the top of a child HTB it is the class on which that hangs. 0: there is none."""
     return each.parent if each.parent & 0xFFFF else tree.children.get(major(each.parent), 0)
+
+
+def _is_led(classes: Iterable[int], children: Mapping[int, int]) -> bool:
+    """Whether a packet reaches some of these by the program alone."""
+    return bool(children) or any(map(is_beside, classes))
 
 
 def _find_depth(each: QueueClass, classes: Mapping[int, QueueClass]) -> int:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 from pyroute2 import IPRoute
 
-from netlimit.errors import KernelError
+from netlimit.errors import KernelError, LeadMissing
 from netlimit.kernel import bpf, queues, rtnetlink
 from netlimit.kernel.assembly import Assembly
 from netlimit.kernel.rtnetlink import TcMessage
-from netlimit.kernel.tools import ToolMissing, run
+from netlimit.kernel.tools import ToolMissing, is_shortage, run
 from netlimit.plain import show_line
 from netlimit.plan import WriteTree
 from netlimit.tree import (
@@ -145,13 +145,29 @@ def _lead(step: WriteTree) -> None:
 
 def open_lead() -> int:
     """The program for root filters, as a file descriptor that the caller closes: loaded, or the one that root has
-    pinned for those who may not load any. Raises KernelError."""
+    pinned for those who may not load any. Raises LeadMissing, and KernelError where at another moment it can be had."""
     try:
         return bpf.load_program(write_lead(), "nl_lead")
-    except KernelError:
-        with suppress(OSError):
-            return bpf.open_pinned(PINNED)
-        raise
+    except KernelError as refused:
+        if is_shortage(refused):
+            raise
+        try:
+            return open_pinned_lead()
+        except LeadMissing as missing:
+            if isinstance(refused.__cause__, PermissionError):
+                raise
+            raise LeadMissing(refused.step, refused.reason) from missing
+
+
+def open_pinned_lead() -> int:
+    """The one that root has pinned. Raises as `open_lead`."""
+    try:
+        return bpf.open_pinned(PINNED)
+    except OSError as error:
+        old = "a kernel from before 6.0 opens it for CAP_BPF alone (docs/install.md)"
+        helps = old if error.errno == errno.EPERM else "`netlimit prepare`, as root, leaves it there"
+        reason = f"the program that leads packets to classes cannot be opened at {PINNED} ({error.strerror}): {helps}"
+        raise (KernelError if is_shortage(error) else LeadMissing)("lead packets to classes", reason) from error
 
 
 def pin_lead() -> None:

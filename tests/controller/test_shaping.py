@@ -215,6 +215,45 @@ def test_a_device_that_refuses_keeps_nobody_else_from_what_they_shall_be(gateway
     assert (gateway.kernel.trees, gateway.kernel.trace(attack)) == ({}, "drop")
 
 
+def test_where_nobody_leads_packets_to_classes_the_rules_of_that_device_say_so_and_all_else_is_held(
+    gateway: Shaper,
+) -> None:
+    """The program may be gone when a first class needs it; where it is in place, it goes on, also after a new start."""
+    held = gateway.shape("192.0.2.7")
+    both = gateway.shape("0.0.0.0/0", per="host")
+    gateway.tick()
+    note = gateway.said(both)
+    assert note is not None
+    gateway.kernel.unled = "the program is away"
+    wide = gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    assert gateway.said(wide) is None, "they share a class of the root until somebody appears"
+    gateway.find("10.1.0.2")
+    gateway.add(target="192.0.2.66", action="block")
+    gateway.tick(2)
+    said = "What leaves by lan is not shaped: the program is away."
+    assert gateway.said(wide) == (State.ERROR, said)
+    assert gateway.said(both) == (State.DEGRADED, f"{said} {note[1]}")
+    assert gateway.said(held) is None
+    assert is_host(gateway.find("192.0.2.7", "10.1.0.2", "wan") or 0)
+    assert "lan" not in gateway.kernel.trees
+    assert gateway.send("192.0.2.66", "10.1.0.2") == ["drop"]
+    (status,) = gateway.store.hosts()
+    assert (status.last_error, status.applied_revision) == (None, gateway.store.revision())
+    gateway.kernel.hooks.clear()
+    gateway.tick()
+    assert gateway.send("192.0.2.66", "10.1.0.2") == ["drop"]
+    gateway.restart()
+    gateway.tick()
+    assert is_host(gateway.find("192.0.2.7", "10.1.0.2", "wan") or 0)
+    gateway.kernel.unled = None
+    gateway.tick(2)
+    assert (gateway.said(wide), gateway.said(both)) == (None, note)
+    gateway.find("10.1.0.2")
+    gateway.tick()
+    assert is_host(gateway.find("10.1.0.2") or 0)
+
+
 def test_a_paused_controller_leaves_queues_alone_and_begins_anew(gateway: Shaper) -> None:
     gateway.shape("10.1.0.2")
     gateway.tick()

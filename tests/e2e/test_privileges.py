@@ -17,7 +17,8 @@ import pytest
 
 from netlimit.kernel.capabilities import LIBRARY
 from netlimit.records import State
-from scripts.testbed.namespaces import SERVER, WAN, Lab
+from netlimit.store import read_revision
+from scripts.testbed.namespaces import CLIENT, SERVER, WAN, Lab
 from scripts.testbed.streams import receive, send
 from tests.e2e.gateway import COMMAND, Gateway
 from tests.warm import ROOT
@@ -98,6 +99,50 @@ def test_it_shapes_hosts_by_the_program_that_root_has_pinned(lab: Lab, gateway: 
     assert "nl_lead" in lab.gateway.run("tc", "filter", "show", "dev", "wan").stdout
 
 
+def test_where_that_program_is_gone_what_needs_it_says_so_and_all_else_is_held(lab: Lab, gateway: Gateway) -> None:
+    """A device on which it is in place already goes on, too."""
+    shape = {"direction": "to", "action": "shape", "rate": "10 Mbit/s"}
+    gateway.put({"target": SERVER, **shape})
+    run_inside(lab, "umount", "/run/netlimit/bpf")
+    (wide,) = gateway.add({"target": "10.1.0.0/16", "per": "host", **shape})
+    ping_client(lab)
+    said = gateway.wait_for_state(wide, State.ERROR)
+    assert said.startswith("What leaves by lan is not shaped: the program that leads packets to classes cannot be ")
+    assert "`netlimit prepare`" in said
+    (capped,) = gateway.add({"target": "0.0.0.0/0", "per": "target", "interface": "lan", **shape})
+    assert gateway.state(capped) == (State.ERROR, said)
+    (another,) = gateway.add({"target": SERVER, "action": "block", "protocol": "tcp"})
+    assert gateway.state(another) == (State.APPLIED, "")
+    lab.gateway.run("iptables-legacy", "-t", "raw", "-F", "PREROUTING")
+    gateway.wait(
+        lambda: "NL-" in lab.gateway.run("iptables-legacy", "-t", "raw", "-S", "PREROUTING").stdout, "a repair"
+    )
+    assert gateway.class_of(SERVER)
+    assert gateway.classes("lan") == {}
+    copied = gateway.log.parent / "controller"
+    gateway.wait(lambda: read_revision(copied) == gateway.store.revision(), "the copy to be of this revision")
+    prepare_inside(lab, gateway)
+    for rule in (wide, capped):
+        gateway.wait_for_state(rule, State.APPLIED)
+    ping_client(lab)
+    gateway.wait(lambda: bool(gateway.class_of(CLIENT)), "a class of the host")
+
+
+def ping_client(lab: Lab) -> None:
+    lab.server.run("ping", "-c", "1", "-W", "1", CLIENT, check=False)
+
+
+def run_inside(lab: Lab, *command: str, env: dict[str, str] | None = None) -> None:
+    """Run a command where the controller sees the same files."""
+    inside = ("nsenter", "--target", str(lab.gateway.started[0].pid), "--mount")
+    lab.gateway.run(*inside, *command, env=env, cwd=ROOT)
+
+
+def prepare_inside(lab: Lab, gateway: Gateway) -> None:
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": f"{gateway.log.parent}/controller"}
+    run_inside(lab, sys.executable, *COMMAND, "prepare", "--user", USER, env=settings)
+
+
 def test_what_takes_more_than_that_is_an_error_that_says_so(gateway: Gateway) -> None:
     (rule,) = gateway.add({"target": WAN, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
     state, message = gateway.state(rule)
@@ -115,10 +160,7 @@ def test_one_from_whom_the_kernel_hides_its_tables_says_so_and_goes_on_when_it_m
     gateway.wait(lambda: "only root may read" in (gateway.store.hosts()[0].last_error or ""), "it to be told")
     assert "/proc/net/ip6_tables_names at this moment; `netlimit prepare`" in gateway.log.read_text()
     assert list_tables(lab) == before
-    inside = ("nsenter", "--target", str(lab.gateway.started[0].pid), "--mount")
-    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": f"{gateway.log.parent}/controller"}
-    command = (*inside, sys.executable, *COMMAND, "prepare", "--user", USER)
-    lab.gateway.run(*command, env=settings, cwd=ROOT)
+    prepare_inside(lab, gateway)
     gateway.put({"target": SERVER, "action": "block", "protocol": "tcp"})
 
 
@@ -132,16 +174,15 @@ def test_what_it_has_put_there_stays_where_what_root_has_found_is_gone(lab: Lab,
     """It asks again and again, for one rule cannot be enforced."""
     gateway.put({"target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"})
     gateway.add({"target": WAN, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
-    inside = ("nsenter", "--target", str(lab.gateway.started[0].pid), "--mount")
     lost, aside = "/run/netlimit/capabilities.json", "/run/netlimit/aside"
-    lab.gateway.run(*inside, "mv", lost, aside)
+    run_inside(lab, "mv", lost, aside)
     try:
         gateway.wait(lambda: "could not be found out" in gateway.log.read_text(), "it to be asked for")
         (another,) = gateway.add({"target": SERVER, "action": "block", "protocol": "tcp"})
         assert gateway.state(another) == (State.APPLIED, "")
         assert "NL-" in lab.gateway.run("iptables-legacy", "-t", "raw", "-S").stdout
     finally:
-        lab.gateway.run(*inside, "mv", aside, lost)
+        run_inside(lab, "mv", aside, lost)
 
 
 def test_a_host_is_prepared_though_its_disk_is_read_only(lab: Lab, directory: Path) -> None:
@@ -198,6 +239,26 @@ def test_what_root_prepares_is_for_the_controller_alone(
     missing = {name: reason for name, reason in json.loads(found).items() if reason and name not in dispensable}
     assert list(missing) == (["ifb"] if ingress else [])
     assert ingress is None or ingress in missing["ifb"]
+
+
+def test_what_is_prepared_where_the_controller_does_not_see_it_is_not_taken_for_there(
+    lab: Lab, directory: Path
+) -> None:
+    """As by a command of a unit's: what is mounted in its namespace is gone with it. Root, who could load the program
+    himself, asks whether the controller can."""
+    code = "from netlimit.kernel.capabilities import probe; print(probe().capabilities['bpf'])"
+    ask = shlex.join([sys.executable, "-c", code])
+    ask_as_user = f"setpriv --reuid {USER} --regid {pwd.getpwnam(USER).pw_gid} --clear-groups {ask}"
+    command = shlex.join([sys.executable, *COMMAND, "prepare", "--user", USER])
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": str(directory / "apart")}
+    script = f"{PLACE} && unshare --mount {command} && {ask} && {ask_as_user} && {command} && {ask} && {ask_as_user}"
+    first = ("unshare", "--mount", "--pid", "--fork", "--mount-proc")  # the shell is process 1, as whom all else sees
+    done = lab.gateway.run(*first, "sh", "-c", script, env=settings, cwd=ROOT)
+    *before, by_root, by_user = done.stdout.splitlines()
+    assert len(before) == 2
+    for said in before:
+        assert said.startswith("Nothing can be shaped here: the program that leads packets to classes cannot be opened")
+    assert (by_root, by_user) == ("None", "None")
 
 
 def test_who_prepares_a_host_waits_for_another_who_does(lab: Lab, directory: Path) -> None:
