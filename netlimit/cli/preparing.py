@@ -313,7 +313,8 @@ def _pin_program(user: pwd.struct_passwd) -> None:
 
 
 def _mount_bpf_files(place: Path) -> None:
-    """A file system of our own: into the one that systemd mounts at boot, /sys/fs/bpf, only root may look."""
+    """A file system of our own, where none is mounted (by systemd, for the units): into the one that systemd mounts at
+    boot, /sys/fs/bpf, only root may look."""
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if libc.statfs(bytes(place), buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _BPF_MAGIC:
@@ -321,3 +322,16 @@ def _mount_bpf_files(place: Path) -> None:
     if libc.mount(b"bpf", bytes(place), b"bpf", _NOTHING_RUNS, b"mode=0750"):
         number = ctypes.get_errno()
         raise OSError(number, f"{place} cannot be mounted ({os.strerror(number)})")
+    if _is_apart():
+        typer.echo(
+            f"netlimit: {place} is mounted in a mount namespace of its own, outside of which nobody sees the program: "
+            "start run-netlimit-bpf.mount first, or run `netlimit prepare` in a shell.",
+            err=True,
+        )
+
+
+def _is_apart() -> bool:
+    """Whether what is mounted here is not for all others, as far as the kernel tells."""
+    with suppress(OSError):
+        return not os.path.samestat(os.stat("/proc/self/ns/mnt"), os.stat("/proc/1/ns/mnt"))
+    return False

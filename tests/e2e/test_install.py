@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.kernel.tc import PINNED
 from netlimit.settings import FORMER_STATE, STATE
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "packaging/systemd").glob("*.service"))
+MOUNT = ROOT / "packaging/systemd/run-netlimit-bpf.mount"
 ENVIRONMENT = Path(sys.prefix)
 UNPRIVILEGED = ("netlimit-api", "netlimit-limiter")
 KEPT = {"/etc/netlimit", "/etc/netlimit/netlimit.toml", "/var/lib/netlimit", "/var/lib/netlimit-controller"}
@@ -61,7 +63,7 @@ def test_what_is_installed_runs_and_belongs_to_the_right_ones(staged: Path) -> N
     found = list_files(staged)
     modes = {name: stat.S_IMODE(found[name].st_mode) for name in MODES}
     assert modes == MODES
-    assert {f"/etc/systemd/system/{unit.name}" for unit in UNITS} <= set(found)
+    assert {f"/etc/systemd/system/{unit.name}" for unit in (*UNITS, MOUNT)} <= set(found)
     assert "netlimit" in run(staged / "opt/netlimit/bin/netlimit", "--version")
 
 
@@ -340,7 +342,7 @@ def test_systemd_has_nothing_to_say_of_the_units(staged: Path, tmp_path: Path) -
     """Verified where the program is, for systemd looks whether it is there."""
     place = tmp_path / "verified"
     place.mkdir()
-    for unit in UNITS:
+    for unit in (*UNITS, MOUNT):
         text = unit.read_text().replace("/opt/netlimit", str(staged / "opt/netlimit"))
         (place / unit.name).write_text(text)
     assert run("systemd-analyze", "verify", *sorted(place.iterdir())) == ""
@@ -379,6 +381,17 @@ def test_systemd_runs_one_command_of_ours_as_root() -> None:
         ("shaping", f"{prepare} --bpf"),
     }
     assert not any(re.search(r"^User=root|^PermissionsStartOnly", file.read_text(), re.M) for file in files)
+
+
+def test_what_root_pins_is_where_systemd_mounts_it_for_all() -> None:
+    """A mount of a unit's own command would be in the mount namespace of that alone. Where none can be made, the unit
+    starts all the same."""
+    assert f"\nWhere={Path(PINNED).parent}\n" in MOUNT.read_text()
+    for unit in UNITS:
+        text = unit.read_text()
+        wanted = "ExecStartPre=+/opt/netlimit/bin/netlimit prepare" in text
+        for word in ("Wants", "After"):
+            assert (f"\n{word}={MOUNT.name}\n" in text) == wanted, (unit.name, word)
 
 
 def test_units_look_for_what_was_applied_last_where_it_is(staged: Path) -> None:

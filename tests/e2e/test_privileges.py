@@ -259,6 +259,7 @@ def test_what_is_prepared_where_the_controller_does_not_see_it_is_not_taken_for_
     for said in before:
         assert said.startswith("Nothing can be shaped here: the program that leads packets to classes cannot be opened")
     assert (by_root, by_user) == ("None", "None")
+    assert done.stderr.count("/run/netlimit/bpf is mounted in a mount namespace of its own") == 1
 
 
 def test_who_prepares_a_host_waits_for_another_who_does(lab: Lab, directory: Path) -> None:

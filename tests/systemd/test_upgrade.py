@@ -80,8 +80,8 @@ def test_what_is_uninstalled_limits_nobody_and_starts_again_where_it_ended(clien
     assert ping(client, CLIENT) == 5
     for path in ("/opt/netlimit", "/run/netlimit", "/usr/local/bin/netlimit", "/etc/udev/rules.d/90-netlimit.rules"):
         assert not Path(path).exists(), path
-    assert {path.name for path in Path("/etc/systemd/system").rglob("netlimit-*")} <= {TEST_UNIT}
-    known = run("systemctl", "list-units", "--all", "--no-legend", "--plain", "netlimit-*")
+    assert {path.name for path in Path("/etc/systemd/system").rglob("*netlimit-*")} <= {TEST_UNIT}
+    known = run("systemctl", "list-units", "--all", "--no-legend", "--plain", "*netlimit-*")
     assert {line.split()[0] for line in known.splitlines()} <= {TEST_UNIT}
     assert Path("/var/lib/netlimit/netlimit.db").exists()
 
