@@ -394,6 +394,15 @@ def test_what_root_pins_is_where_systemd_mounts_it_for_all() -> None:
             assert (f"\n{word}={MOUNT.name}\n" in text) == wanted, (unit.name, word)
 
 
+def test_nothing_but_a_boot_puts_back_what_was_applied_last() -> None:
+    """The copy of it lacks what is in force in a window of confirmation: no controller that is started anew has it put
+    back."""
+    for unit in UNITS:
+        assert not re.search(r"^(Wants|Requires|BindsTo|Upholds)=.*netlimit-restore", unit.read_text(), re.M), unit.name
+    text = (ROOT / "packaging/systemd/netlimit-restore.service").read_text()
+    assert "\nWantedBy=sysinit.target\n" in text
+
+
 def test_units_look_for_what_was_applied_last_where_it_is(staged: Path) -> None:
     """In the place that the settings name, or, before an upgrade has moved it, in the former."""
     settings = (staged / "etc/netlimit/netlimit.toml").read_text()
