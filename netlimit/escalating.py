@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,11 @@ log = logging.getLogger(__name__)
 
 LABEL = ("blocked-by", "limiter")
 """What these rules bear, by which they are found again."""
-MOST_STANDING = 10_000
-"""So many rules of this kind there are at most."""
+MOST_STANDING, SHARE = 10_000, 8
+"""So many rules of this kind a gateway has at most, and of one IPv6 /48 so many-th of them: who has one has 65,536
+blocks to come from."""
+ORPHAN_SECONDS = 3600
+"""Rules of this kind that have been over for so long are cleared whose ever they are: that gateway may be no more."""
 _CLEARED_AT_ONCE = 100
 _PAGE = 1000
 _LONGEST = 1000
@@ -51,6 +55,7 @@ class Blocks:
         self._spared = Spared(host, proxies, contacts)
         self._now = now
         self._askers = askers
+        self._standing: Counter[str] | None = None  # rules of this gateway, by their IPv6 /48, as far as is known
 
     def block(self, client: str, seconds: int, reason: str) -> bool | None:
         """Block a client (an address, or an IPv6 /64) from now on, or for longer if it is blocked already; whether it
@@ -80,17 +85,29 @@ class Blocks:
         """Remove such rules that are over, some at a time."""
         self._spared.look()
         now, cleared = self._now(), 0
+        ours, orphaned = (self._host,), now - timedelta(seconds=ORPHAN_SECONDS)
+        standing: Counter[str] = Counter()
         for rule in self._list():
-            if rule.expired(now) and rule.hosts == (self._host,) and cleared < _CLEARED_AT_ONCE:
+            is_over = rule.expired(now if rule.hosts == ours else orphaned)
+            if is_over and cleared < _CLEARED_AT_ONCE:
                 self._store.remove(rule.id, LIMITER, now, rule.revision)
                 cleared += 1
+            elif rule.hosts == ours:
+                standing[_find_group(rule.target)] += 1
+        self._standing = standing
 
     def _add(self, rule: Rule, now: datetime) -> bool | None:
-        _, number = self._store.select(labels=dict([LABEL]), limit=1)
-        if number >= MOST_STANDING:
-            log.error("%s It is not blocked: there are %d such rules already.", rule.comment, number)
+        if self._standing is None:
+            self._standing = Counter(_find_group(each.target) for each in self._list() if each.hosts == rule.hosts)
+        group, number = _find_group(rule.target), self._standing.total()
+        if number >= MOST_STANDING or (group and self._standing[group] >= MOST_STANDING // SHARE):
+            of_it = f", and {self._standing[group]} of {group}" if group else ""
+            log.error(
+                "%s It is not blocked: there are %d such rules of this gateway already%s.", rule.comment, number, of_it
+            )
             return None
         self._store.add([rule], LIMITER, now)
+        self._standing[group] += 1
         log.warning("%s Its packets are blocked until %s.", rule.comment, rule.expires_at)
         return True
 
@@ -131,6 +148,11 @@ class Blocks:
         while kept := self._store.select(labels=dict([LABEL]), after=after, limit=_PAGE)[0]:
             yield from (each.rule for each in kept)
             after = kept[-1].rule.id
+
+
+def _find_group(target: Target) -> str:
+    """The /48 of an IPv6 client; nothing for an IPv4 one."""
+    return str(target.supernet(new_prefix=48)) if target.version == 6 else ""
 
 
 def _is_ours(rule: Rule) -> bool:

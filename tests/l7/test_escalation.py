@@ -393,6 +393,32 @@ def test_there_are_never_more_than_so_many(place: Place, monkeypatch: pytest.Mon
     assert place.block("10.1.0.9")
 
 
+def test_blocks_of_other_gateways_take_no_places_and_go_when_they_are_long_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that is no more clears nothing."""
+    monkeypatch.setattr("netlimit.escalating.MOST_STANDING", 3)
+    gone = Blocks(place.store, "gone", now=lambda: place.moment)
+    assert [gone.block(f"10.2.0.{number}", 600, REASON) for number in range(3)] == [True] * 3
+    assert [place.block(f"10.1.0.{number}") for number in range(4)] == [True] * 3 + [None]
+    place.moment += timedelta(seconds=1200)
+    place.blocks.clear()
+    assert len(place.rules()) == 3, "it may still be there"
+    place.moment += timedelta(seconds=3600)
+    place.blocks.clear()
+    assert place.rules() == []
+
+
+def test_one_ipv6_network_has_not_all_places(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.escalating.MOST_STANDING", 16)
+    wanted = [f"2001:db8:1:{number:x}::/64" for number in range(4)]
+    assert [place.block(each) for each in wanted] == [True, True, None, None]
+    assert place.block("2001:db8:2::/64")
+    place.blocks = Blocks(place.store, "gw", now=lambda: place.moment)
+    assert place.block(wanted[2]) is None, "after a start as well"
+    assert place.block("10.1.0.1")
+
+
 def test_who_asks_the_limiter_is_not_blocked(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     askers = Askers()
     blocks = Blocks(place.store, "gw", now=lambda: place.moment, askers=askers)
