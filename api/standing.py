@@ -94,6 +94,8 @@ def _judge_on(rule: Rule, host: HostStatus | None, exceptional: Exceptional | No
     silence = "" if is_live(host) else f"Its controller {describe_last(host)}"
     if host.paused:
         return _say(State.PENDING, "A teardown has paused the controller; `netlimit apply` goes on.", silence)
+    if host.refused is not None:
+        return _say(State.PENDING, "The gateway does not go by this database; `netlimit status` says why.", silence)
     if host.applied_revision < rule.revision:
         return _say(State.PENDING, "The kernel does not hold it yet.", silence)
     layer = "tc" if rule.action is Action.SHAPE else _LAYERS.get(host.backend, host.backend)

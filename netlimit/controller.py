@@ -33,7 +33,7 @@ from netlimit.errors import Busy, KernelError, LeadMissing, NetlimitError, Occup
 from netlimit.escalating import LABEL
 from netlimit.exchange import Exchange, Ledger, News, find_changed, renumber
 from netlimit.fallback import Fallback
-from netlimit.forgotten import NOTHING, Held, find_forgotten
+from netlimit.forgotten import NOTHING, Held, compare, find_forgotten, has_lost, say_loss
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import TURN_SECONDS, Door, Kernel, observe, read_entries
 from netlimit.limits import Fragment, purpose_sets
@@ -137,6 +137,8 @@ _MOST_ASKED = 500
 """Rules are asked for so many at a time."""
 _MOST_RETRIED = 100
 _MOST_TOLD = 20
+_MOST_LOST, _MOST_LOSSES = 1000, 3
+"""So many rules that a database has lost are logged, and so many times that it has lost some are told."""
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 
 
@@ -186,7 +188,7 @@ class Controller:
     With a `replica`, it goes on without the database: what it knows stays in force and is repaired, rules end in time,
     devices and hosts are followed; and a controller that starts then begins with what was applied last. `reopen` opens
     that copy anew where it cannot be used as it is, and raises StoreError. Without one, `held` tells what a copy holds:
-    another database than that copy's is not gone by.
+    another database than that copy's, or an older file of it, is not gone by.
     """
 
     def __init__(
@@ -266,6 +268,8 @@ class Controller:
         self._uncounted: tuple[str, ...] = ()
         self._renamed = tuple(_say_renamed(replica.owner, setup.host)) if replica is not None else ()
         self._resumed: tuple[str, ...] = ()
+        self._losses: tuple[str, ...] = ()
+        """What the database has lost since this process began."""
         self._numbered: dict[tuple[str, str], int] = {}
         self._premises = Premises(kernel, setup)
         self._inspection = Inspection(kernel)
@@ -626,6 +630,7 @@ class Controller:
             repairs,
             {} if self._borrows else counts,
             self._ledger,
+            self._find_held().origin.revision,
         )
 
     def _end_exchange(self, exchange: Exchange) -> None:
@@ -636,7 +641,8 @@ class Controller:
     def _take_news(self, news: News) -> None:
         """Take in what a slow database has told, if it is gone by. What was read in a window of confirmation that is
         over since, or after another revision than that is known now, is asked for anew."""
-        self._forgotten = None if news.origin is None else self._find_forgotten(news.origin)
+        held = self._find_held()
+        self._forgotten = None if news.origin is None else self._find_forgotten(news.origin, held)
         if self._forgotten is not None:
             return
         if news.end == -math.inf:
@@ -644,6 +650,8 @@ class Controller:
         self._overdue.hear(news.window, news.end)
         if read_clock() >= news.end or news.since != (self._revision, self._stamp):
             return
+        if news.origin is not None and has_lost(news.origin, held):
+            self._tell_loss(news.origin, held, news.changes.rules)
         changes = renumber(news.changes, self._list_known()) if news.whole else news.changes
         if news.window is None or news.window.outcome is not None:
             lacks = self._copying.lacks
@@ -670,16 +678,23 @@ class Controller:
         its host what the copy tells, and must not write less over it. The end of a window is part of it. False if it
         does, but is not to be gone by: then it is told how this gateway stands, for who asks there. In a thread of its
         own."""
-        self._forgotten = self._find_forgotten(self._database.origin())
+        held = self._find_held()
+        self._forgotten = self._find_forgotten(self._database.origin(held.origin.revision), held)
         error = self._forgotten or self._status.last_error
         self._database.try_host(replace(self._status, refused=self._forgotten, last_error=error))
         if self._forgotten is None:
             self._overdue.record(self._database)
         return self._forgotten is None
 
-    def _find_forgotten(self, origin: Origin) -> str | None:
+    def _find_held(self) -> Held:
+        return self._replica.held() if self._replica is not None else self._read_held()
+
+    def _find_forgotten(self, origin: Origin, held: Held) -> str | None:
         """Why the database that tells this of itself is not gone by, if it is not."""
-        return find_forgotten(origin, self._replica.held() if self._replica is not None else self._read_held())
+        forgotten = find_forgotten(origin, held)
+        if forgotten is not None and self._replica is not None:
+            self._replica.doubt()
+        return forgotten
 
     def _look_for_database(self, outage: Outage) -> None:
         """Return to the database once it answers; until then, heed what rules ask for meanwhile."""
@@ -856,7 +871,7 @@ class Controller:
             raise
 
     def _load_anew(self) -> None:
-        self._refuse_forgotten()
+        origin, held = self._refuse_forgotten()
         self._premises.probe(self._store.hosts())
         self._numbered = self._store.numbering(self._setup.host)
         self._premises.look(self._saved_roots(), find_translated(self._numbered))
@@ -876,22 +891,44 @@ class Controller:
         self._led_to.clear()
         self._newer.clear()
         self._borrows = self._outage is not None
-        self._revision, self._stamp, rules = self._store.load_stamped(self._setup.host)
+        self._revision, self._stamp, loaded = self._store.load_stamped(self._setup.host)
         if self._outage is None:
             self._overdue.note(self._store)
+        rules: Iterable[Rule] = loaded
+        if origin is not None and has_lost(origin, held):
+            rules = list(loaded)
+            self._tell_loss(origin, held, rules)
         for rule in rules:
             self._put(rule)
         if self._compilation.complete():
             self._try_refused()
         self._adopt()
 
-    def _refuse_forgotten(self) -> None:
-        """Raise StoreError if what the database holds must not be taken for what is wanted. The copy itself may."""
+    def _refuse_forgotten(self) -> tuple[Origin | None, Held]:
+        """Raise StoreError if what the database holds must not be taken for what is wanted. The copy itself may. Else
+        which database it is, and what is held here."""
         if self._outage is not None or not self._database.tells_of_others:
-            return
-        self._forgotten = self._find_forgotten(self._database.origin())
+            return None, NOTHING
+        held = self._find_held()
+        origin = self._database.origin(held.origin.revision)
+        self._forgotten = self._find_forgotten(origin, held)
         if self._forgotten is not None:
             raise StoreError(self._forgotten)
+        return origin, held
+
+    def _tell_loss(self, origin: Origin, held: Held, rules: Iterable[Rule]) -> None:
+        """Say what is out of force since a server has lost it, once: the copy knows until it follows."""
+        before = None
+        if self._replica is not None:
+            with suppress(StoreError):
+                before = list(self._replica.load(self._setup.host)[1])
+        told = say_loss(origin, held, before, rules)
+        if told is None or told in self._losses:
+            return
+        log.error("%s", told, extra=self._say())
+        for rule in compare(before or (), rules)[0][:_MOST_LOST]:
+            log.warning("The database has lost rule %d: %s", rule.id, rule)
+        self._losses = (*self._losses, told)[-_MOST_LOSSES:]
 
     def _adopt(self) -> None:
         """Who has a class in the kernel keeps it."""
@@ -1638,7 +1675,7 @@ class Controller:
     def _pause(self) -> None:
         """Somebody tore down: keep hands off, also what he has left there, and begin anew afterwards."""
         self._compilation, self._in_step, self._paused = None, False, True
-        self._resumed = ()
+        self._resumed = self._losses = ()
         if not self._status.paused:
             log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
@@ -1828,7 +1865,8 @@ class Controller:
             warnings, left = (self._compilation.left_out, self._compilation.kinds.warning), self._kernel.leftovers()
             over = self._overdue.warn(self._revision) if self._outage is not None else ()
             told = filter(None, (*warnings, *over, self._find_closed(), *self._telling.warnings))
-            changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *self._renamed, *self._resumed)
+            past = (*self._renamed, *self._resumed, *self._losses)
+            changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *past)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes.setdefault("notes", tuple(note for note in self._status.notes if not note.startswith(COPY)))
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}

@@ -52,7 +52,7 @@ class Exchange:
     """One exchange. What it begins with is not changed by anybody meanwhile; whoever has begun it reads, when it is
     over, or `news` as soon as they are there, what has come of it. `watches`: the window of confirmation is looked at
     even if no rule has changed. `lacks`: since when the copy is behind, if it is. `says_all`: what is told seldom is
-    told, too."""
+    told, too. `held` is the revision that the copy has."""
 
     store: Store
     status: HostStatus
@@ -65,6 +65,7 @@ class Exchange:
     repairs: Sequence[Repair]
     counts: Mapping[int, RuleCounters]
     ledger: Ledger
+    held: int = 0
     news: News | None = None
     clients: list[str] | None = None
     told_repairs: Sequence[Repair] = ()
@@ -98,7 +99,7 @@ class Exchange:
     def _find_news(self, since: tuple[int, int]) -> None:
         changes, whole, origin = self._changes, self._changes is None, None
         if changes is None:
-            origin = self.store.origin()
+            origin = self.store.origin(self.held)
             revision, stamp, every = self.store.load_stamped(self.status.host)
             changes = Changes(revision, tuple(every), (), stamp)
         elif changes.revision == since[0] and not self.watches and self.lacks is None:

@@ -1,27 +1,37 @@
-"""A database that is not the one whose rules a gateway holds: a new one, or some other, is in its place. It is not
-taken for what is wanted: that would take every limit out of force, and say nothing.
+"""A database that is not the one whose rules a gateway holds: a new one, or some other, is in its place, or an older
+state of it. It is not taken for what is wanted: that would take limits out of force, and say nothing.
 
-Whoever restores a backup brings back which database it was; whoever means another one says so
-(`netlimit apply --take-database`), or tears the gateway down first, as its copy knows then.
+Whoever restores a backup brings back which database it was, and marks that it was restored; whoever means another one,
+or an older state, says so (`netlimit apply --take-database`), or tears the gateway down first, as its copy knows then.
+
+A server whose standby has lagged is another matter: what that lacks is lost for good, and nothing could be changed any
+more until somebody had come to each gateway. It is gone by, and what is out of force since is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from netlimit.liveness import SILENCE, is_recent
-from netlimit.origins import Origin, is_another
+from netlimit.origins import Origin, is_another, is_older
 from netlimit.records import HostStatus
+from netlimit.rules import Rule
+from netlimit.several import name_some
 
 TAKE = "netlimit apply --take-database"
+PREFIX = "The database lacks what this gateway"
+_MOST_TOLD = 5
 
 
 class Held(NamedTuple):
-    """How many rules a gateway holds as its copy tells (none after a teardown), and of which database."""
+    """How many rules a gateway holds as its copy tells (none after a teardown), and of which state of which database;
+    and whether one was found since that is not gone by: what is there must prove itself then."""
 
     rules: int
     origin: Origin
+    is_doubted: bool = False
 
 
 NOTHING = Held(0, Origin(None, 0))
@@ -29,8 +39,11 @@ NOTHING = Held(0, Origin(None, 0))
 
 def find_forgotten(found: Origin, held: Held) -> str | None:
     """Why a database is not gone by, if it is not: the one judgement, of controllers, commands and guards."""
-    if not held.rules or not is_another(held.origin.identity, found):
+    if not held.rules:
         return None
+    if not is_another(held.origin.identity, found):
+        is_refused = not found.is_server and is_older(held.origin, found, held.is_doubted)
+        return _say_older(found, held) if is_refused else None
     if found.revision:
         says = (
             f"This is another database than the one of which {word_held(held)}, so this gateway does not go by it "
@@ -46,6 +59,57 @@ def find_forgotten(found: Origin, held: Held) -> str | None:
     return (
         f"{says}What the kernel holds stays in force: put the database back, or restore a backup of it (`netlimit "
         f"restore FILE`). {takes} begin anew, `netlimit teardown`, then `netlimit apply`."
+    )
+
+
+def has_lost(found: Origin, held: Held) -> bool:
+    """Whether a database that is gone by lacks the revision that a gateway holds: its server has lost that."""
+    is_same = bool(held.rules) and not is_another(held.origin.identity, found)
+    return is_same and found.is_server and is_older(held.origin, found)
+
+
+def say_loss(found: Origin, held: Held, before: Iterable[Rule] | None, now: Iterable[Rule]) -> str | None:
+    """What is out of force on a gateway since, and what is in force again; None where the rules are the same. `before`
+    are those that its copy has (None: unknown)."""
+    start = (
+        f"{PREFIX} held: revision {held.origin.revision} is lost there (it is at {found.revision}). A standby that "
+        "lagged has taken the server's place, or an older state of it was put back."
+    )
+    if before is None:
+        return start
+    gone, back = compare(before, now)
+    if not (gone or back):
+        return None
+    said = [f"Out of force are: {_name_rules(gone)}."] if gone else []
+    said += [f"In force are instead, or again: {_name_rules(back)}."] if back else []
+    return f"{start} {' '.join(said)} Make anew what is missing. This is told until the controller is started anew."
+
+
+def compare(before: Iterable[Rule], now: Iterable[Rule]) -> tuple[list[Rule], list[Rule]]:
+    """Rules that are not there any more, or not so; and those that were not, or not so."""
+    known = {rule.id: rule for rule in before}
+    back = []
+    for rule in now:
+        was = known.get(rule.id)
+        if was is not None and replace(was, revision=rule.revision) == rule:
+            del known[rule.id]
+        else:
+            back.append(rule)
+    return list(known.values()), back
+
+
+def _name_rules(rules: Sequence[Rule]) -> str:
+    return name_some([f"rule {rule.id}{f' ({rule.name})' if rule.name else ''}: {rule}" for rule in rules], _MOST_TOLD)
+
+
+def _say_older(found: Origin, held: Held) -> str:
+    state = "is in" if found.revision < held.origin.revision else "has gone on from"
+    return (
+        f"This database {state} an older state than the one of which {word_held(held)}: it lacks that revision (it is "
+        f"at {found.revision}), so this gateway does not go by it. Is a disk not mounted, or was an older file put in "
+        "the place of the newer? What the kernel holds stays in force, and what is changed here is not: put the newer "
+        f"file back, or restore a backup (`netlimit restore FILE`). To go by this one instead, run `{TAKE}`: what it "
+        "lacks is out of force then."
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from netlimit import copying, crowding, namesakes, skew, unforced
+from netlimit import copying, crowding, forgotten, namesakes, skew, unforced
 from netlimit.cli.asking import PLAIN, ask
 from netlimit.cli.database import find_file
 from netlimit.cli.last_settings import load_settings_to_limit, recall_for_root
@@ -146,6 +146,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         namesake=_find_note(status, namesakes.PREFIX),
         skew=_find_note(status, skew.PREFIX),
         closed=_find_note(status, unforced.PREFIX),
+        loss=_find_note(status, forgotten.PREFIX),
         copy=_find_note(status, copying.PREFIX) or (None if report.controlled else _look_at_copy(settings, status)),
         ssh=_find_notes_on_ssh(status),
     )

@@ -96,7 +96,8 @@ Database = Annotated[
     bool,
     typer.Option(
         "--take-database",
-        help="Go by this database from now on, though it is another than the one whose rules are in force here.",
+        help="Go by this database from now on, though it is another than the one whose rules are in force here, or an "
+        "older state of it.",
     ),
 ]
 

@@ -231,10 +231,11 @@ def make_controller(
 
 
 def refuse_another(settings: Settings, store: Store) -> None:
-    """Raise StoreError where the database is another one than that of which the copy of this gateway has rules. A copy
-    that cannot be read keeps nobody from anything."""
+    """Raise StoreError where the database is another one than that of which the copy of this gateway has rules, or an
+    older state of it. A copy that cannot be read keeps nobody from anything."""
     from netlimit.store import read_held
 
-    forgotten = find_forgotten(store.origin(), read_held(settings.state, settings.host))
+    held = read_held(settings.state, settings.host)
+    forgotten = find_forgotten(store.origin(held.origin.revision), held)
     if forgotten is not None:
         raise StoreError(forgotten)

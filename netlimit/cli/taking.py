@@ -1,4 +1,5 @@
-"""`netlimit apply --take-database`: going by another database than the one whose rules are in force here.
+"""`netlimit apply --take-database`: going by another database than the one whose rules are in force here, or by an
+older state of it.
 
 The copy is told alone, and goes on holding what it holds: nothing is out of force until the rules of the other database
 are compared with what is in the kernel.
@@ -26,12 +27,14 @@ _LOOK_SECONDS = 0.1
 
 
 def take_database(settings: Settings, store: Store, kernel: Kernel) -> None:
-    """Let the copy of this gateway be one of this database, if it is of another. A controller that runs goes by it when
-    this returns, and repairs nothing by the other one any more. Raises CommandError, StoreError."""
+    """Let the copy of this gateway be one of this database as it is, if it is of another, or of a later state. A
+    controller that runs goes by it when this returns, and repairs nothing by the other one any more. Raises
+    CommandError, StoreError."""
     from netlimit.store import open_replica, read_held
 
-    origin = store.origin()
-    if find_forgotten(origin, read_held(settings.state, settings.host)) is None:
+    held = read_held(settings.state, settings.host)
+    origin = store.origin(held.origin.revision)
+    if find_forgotten(origin, held) is None:
         return
     if not origin.revision:
         raise CommandError(
@@ -40,7 +43,7 @@ def take_database(settings: Settings, store: Store, kernel: Kernel) -> None:
             "then `netlimit apply`."
         )
     with closing(open_replica(settings.state, settings.host)) as replica:
-        replica.take(origin.identity)
+        replica.take(store.origin())
     if kernel.controlled():
         _wait_for_controller(settings.host, store)
 

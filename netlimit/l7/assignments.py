@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import StoreError
 from netlimit.l7.addresses import AddressRules, Count
-from netlimit.origins import is_another
+from netlimit.origins import is_another, is_older
 from netlimit.plain import name_of
 from netlimit.records import Assigned, Counts, Duties, LimiterReport
 from netlimit.rules import OnFailure, Rule
@@ -39,8 +39,9 @@ class Assignments:
     """The IP rules of one gateway that this process enforces; `rules` are those of the moment.
 
     Without the database it goes on with what it knows; after `failure_seconds` rules with `on_failure: open` are let
-    go. What was counted meanwhile is written once it is back. Another database in its place is as good as none, until
-    the gateway's controller goes by it. Where `is_absent` says that there is none and none is expected, none is missed.
+    go. What was counted meanwhile is written once it is back. Another database in its place, or an older file of it, is
+    as good as none, until the gateway's controller goes by it. Where `is_absent` says that there is none and none is
+    expected, none is missed.
     """
 
     def __init__(
@@ -111,11 +112,14 @@ class Assignments:
         return moment
 
     def _refuse_another(self, duties: Duties) -> None:
-        """Raise StoreError where they are of another database than the rules that are known."""
-        if self._known and not duties.is_gone_by and is_another(self._duties.origin.identity, duties.origin):
+        """Raise StoreError where they are of another database than the rules that are known, or an older state."""
+        if not self._known or duties.is_gone_by:
+            return
+        known, found = self._duties.origin._replace(past=(self._duties.revision, self._duties.stamp)), duties.origin
+        if is_another(known.identity, found) or (is_older(known, found) and not found.is_server):
             raise StoreError(
-                "This is another database than the one of the rules that are known here, and the controller of "
-                f"{self._host} does not go by it (see `netlimit status`)."
+                "This is another database than the one of the rules that are known here, or an older state of it, and "
+                f"the controller of {self._host} does not go by it (see `netlimit status`)."
             )
 
     def write_counts(self) -> None:

@@ -15,7 +15,7 @@ from netlimit.errors import LimitError, StoreError
 from netlimit.l7.document import Document, parse_document
 from netlimit.l7.files import Files
 from netlimit.l7.rules import RuleSet
-from netlimit.origins import Origin, has_other_limits
+from netlimit.origins import Origin, has_older_limits, has_other_limits
 
 SECONDS = 1.0
 """So often it is looked whether something has changed; a database that is watched tells at once."""
@@ -58,7 +58,8 @@ class Database(Protocol):
 
 class Rows:
     """The documents of a database, by domain: `good` are the last that could be read, `troubles` what is wrong.
-    Those of another database are read by who begins anew only: it may be in the place of the first by mistake."""
+    Those of another database, or of an older file, are read by who begins anew only: it may be in the place of the
+    first by mistake."""
 
     def __init__(self, database: Database, is_absent: Callable[[], bool]) -> None:
         self.good: dict[str, Document] = {}
@@ -85,12 +86,21 @@ class Rows:
                 self.troubles[""] = str(error)
 
     def _find_origin(self) -> Origin:
-        """Which database it is. Raises StoreError where it is another than the one whose documents are in force."""
-        origin = self._database.origin()
-        if self._origin is not None and self.good and has_other_limits(self._origin.identity, origin):
+        """Which database it is. Raises StoreError where it is another than the one whose documents are in force, or
+        an older file of it."""
+        origin, known = self._database.origin(), self._origin
+        if known is None or not self.good:
+            return origin
+        if has_other_limits(known.identity, origin):
             raise StoreError(
                 "This is another database than the one whose limits are in force: they stay so. Put that one back, or "
                 "restore a backup of it; a limiter that is started anew goes by the one that is there."
+            )
+        if has_older_limits(known, origin) and not origin.is_server:
+            raise StoreError(
+                f"This database has an older state (revision {origin.limits}) of the limits than the one that is in "
+                f"force (revision {known.limits}): that stays so. Put the newer file back, or restore a backup of it; "
+                "a limiter that is started anew goes by the one that is there."
             )
         return origin
 

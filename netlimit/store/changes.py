@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import ColumnElement, Connection, or_, select
 
+from netlimit.origins import Origin
 from netlimit.records import Changes
 from netlimit.rules import Rule
 from netlimit.store import clock
@@ -53,6 +54,13 @@ def stamp_of(connection: Connection, number: int) -> int | None:
     if number == 0:
         return 0
     return connection.execute(select(revisions.c.stamp).where(revisions.c.revision == number)).scalar_one_or_none()
+
+
+def origin(connection: Connection, since: int | None = None) -> Origin:
+    """Which database this is, what is in it, and which revision it has of a number, or which is its newest."""
+    found = clock.origin(connection)
+    number = found.revision if since is None else since
+    return found._replace(past=(number, stamp_of(connection, number) or 0))
 
 
 def _concerns(host: str) -> ColumnElement[bool]:

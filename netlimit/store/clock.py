@@ -6,7 +6,7 @@ from secrets import randbits
 
 from sqlalchemy import Connection, select, update
 
-from netlimit.origins import Origin
+from netlimit.origins import Origin, has_word, join
 from netlimit.store.tables import clock
 
 
@@ -30,12 +30,16 @@ def read(connection: Connection) -> tuple[int, int]:
 
 def origin(connection: Connection) -> Origin:
     """Which database this is, and what is in it."""
-    return Origin(*connection.execute(select(clock.c.identity, clock.c.revision, clock.c.limits)).one())
+    found = connection.execute(select(clock.c.identity, clock.c.revision, clock.c.limits)).one()
+    return Origin(*found, is_server=connection.dialect.name != "sqlite")
 
 
 def identify(connection: Connection, identity: str) -> str:
     """Name the database, unless it is named; how it is named then."""
-    connection.execute(update(clock).where(clock.c.identity.is_(None)).values(identity=identity))
+    known = connection.execute(select(clock.c.identity)).scalar_one()
+    if not has_word(known):
+        unnamed = clock.c.identity.is_not_distinct_from(known)  # else another has named it meanwhile
+        connection.execute(update(clock).where(unnamed).values(identity=join(identity, known)))
     named: str = connection.execute(select(clock.c.identity)).scalar_one()
     return named
 

@@ -52,7 +52,7 @@ def duties(connection: Connection, host: str, since: int, known: int, stamp: int
     """What a limiter enforces that knows the rules of revision `since` (-1: none) with its stamp, and what was assigned
     with the serial `known`."""
     found = _find_duties(connection, host, since, known, stamp)
-    return replace(found, origin=clock.origin(connection), is_gone_by=hosts.goes_by(connection, host))
+    return replace(found, origin=changes.origin(connection, since), is_gone_by=hosts.goes_by(connection, host))
 
 
 def _find_duties(connection: Connection, host: str, since: int, known: int, stamp: int | None) -> Duties:

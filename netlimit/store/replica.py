@@ -13,11 +13,12 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TypeVar
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from netlimit.custody import acting_for
 from netlimit.errors import Slow, StoreError
 from netlimit.forgotten import NOTHING, Held, find_forgotten
+from netlimit.origins import Origin, has_word
 from netlimit.records import Actor, Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 5000
 FILE = "applied.db"
 """The name of the copy in its directory."""
+_COPIED, _DOUBTED = "copy", "doubt"
+"""What a copy says of the revision that it holds."""
 _MOST_RESUMED = 1000
 """So many pauses that were ended are known, or a few more."""
 _SHORT_SECONDS = 1.0
@@ -45,7 +48,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Snapshot:
     """The rules of one gateway at a revision, and what a controller must know to write the very same objects again;
-    and what the gateway said of itself last, which tells who is safe (None: nothing)."""
+    and what the gateway said of itself last, which tells who is safe (None: nothing). `stamp` tells the revision from
+    others of its number; 0: that is not known."""
 
     revision: int
     rules: tuple[Rule, ...]
@@ -54,14 +58,16 @@ class Snapshot:
     paused: bool
     status: HostStatus | None = None
     identity: str | None = None
+    stamp: int = 0
 
 
 def take_snapshot(store: Store, host: str, revision: int, paused: bool) -> Snapshot:
     """The rules of a revision that concern a gateway. Raises StoreError, NoSuchRevision."""
     here = tuple(k.rule for k in store.rules_at(revision) if not k.rule.hosts or host in k.rule.hosts)
     status = next((each for each in store.hosts() if each.host == host), None)
+    origin = store.origin(revision)
     return Snapshot(
-        revision, here, store.numbering(host), store.saved_roots(host), paused, status, store.origin().identity
+        revision, here, store.numbering(host), store.saved_roots(host), paused, status, origin.identity, origin.past[1]
     )
 
 
@@ -95,7 +101,7 @@ class Replica(Store):
         confirmation is open: then False, and this comes to hold what the window brings back, if it does not yet: also
         that the gateway is paused, if its end pauses it. Of all else the pause alone is taken over. False, too, where a
         window opens or ends meanwhile. Raises StoreError, also where the source is another database than the one of
-        which rules are held here."""
+        which rules are held here, or an older state of it."""
         try:
             return self._follow(source)
         except Damaged:
@@ -103,7 +109,8 @@ class Replica(Store):
             raise
 
     def _follow(self, source: Store) -> bool:
-        origin, own = source.origin(), self.held()
+        own = self.held()
+        origin = source.origin(own.origin.revision)
         forgotten = find_forgotten(origin, own)
         if forgotten is not None:
             raise StoreError(forgotten)
@@ -126,7 +133,7 @@ class Replica(Store):
                 return False
             if window != before:  # some of this was so in it, and its end may have undone that
                 return False
-            identity = origin.identity or _name(source, own.origin.identity)
+            identity = origin.identity if has_word(origin.identity) else _name(source, own.origin.identity)
             connection = stack.enter_context(self._writing())
             if changes is not None:
                 rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
@@ -137,6 +144,7 @@ class Replica(Store):
             # Of what is removed nothing is remembered, so whoever knows an older revision must load all.
             values = {"revision": revision, "pruned": revision, "identity": identity}
             connection.execute(update(tables.clock).values(values))
+            _note_stamp(connection, revision, stamp)
             self._write_rest(connection, kept, numbering, saved, paused)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
@@ -196,6 +204,7 @@ class Replica(Store):
             rules.erase(connection, [each.rule_id for each in differing])
             self._write(connection, (rule for rule in wanted if not rule.hosts or self._host in rule.hosts))
             connection.execute(update(tables.clock).values(revision=revision, pruned=revision))
+            _note_stamp(connection, revision, stamp)
             self._write_rest(connection, kept, numbering, saved, paused)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
 
@@ -213,6 +222,7 @@ class Replica(Store):
             rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
             self._write(connection, changes.rules)
             connection.execute(update(tables.clock).values(revision=changes.revision, pruned=changes.revision))
+            _note_stamp(connection, changes.revision, changes.stamp)
         self._copied, self._stamp = changes.revision, changes.stamp
         return True
 
@@ -222,24 +232,41 @@ class Replica(Store):
         return self.revision() == revision and self.owner == self._host
 
     def held(self) -> Held:
-        """How many rules are in force as this tells, and of which database; none if a teardown has taken them out.
-        Under whatever name the gateway goes now: it is the copy of this machine. As it was known last where this
-        cannot be read."""
+        """How many rules are in force as this tells, and of which state of which database; none if a teardown has
+        taken them out. Under whatever name the gateway goes now: it is the copy of this machine. As it was known last
+        where this cannot be read."""
         self._held = _try(self._read_held, self._held)
         return self._held
 
     def _read_held(self) -> Held:
         with self._database.reading() as connection:
             origin = clock.origin(connection)
+            stamp, is_doubted = _read_stamp(connection, origin.revision)
+            origin = origin._replace(past=(origin.revision, stamp))
             names = {self._host, *connection.scalars(select(tables.hosts.c.host))}
             is_torn_down = any(hosts.paused(connection, name) for name in names)
             number = connection.execute(select(func.count()).select_from(tables.rules)).scalar_one()
-        return Held(number if origin.revision and not is_torn_down else 0, origin)
+        return Held(number if origin.revision and not is_torn_down else 0, origin, is_doubted)
 
-    def take(self, identity: str | None) -> None:
-        """Let what is held here be of another database from now on, which is gone by then. Raises StoreError."""
+    def doubt(self) -> None:
+        """Keep that a database was found which is not gone by, until one is: it may forget what tells it from that of
+        which rules are held here, as more is changed there. Where this cannot be written, that is not known."""
+        held = self.held()
+
+        def write() -> None:
+            with self._writing() as connection:
+                _note_stamp(connection, *held.origin.past, _DOUBTED)
+
+        if not held.is_doubted:
+            _try(write, None)
+
+    def take(self, origin: Origin) -> None:
+        """Let what is held here be of this state of this database from now on, which is gone by then. Raises
+        StoreError."""
+        revision, stamp = origin.past
         with self._writing() as connection:
-            connection.execute(update(tables.clock).values(identity=identity))
+            connection.execute(update(tables.clock).values(identity=origin.identity, revision=revision))
+            _note_stamp(connection, revision, stamp)
 
     def is_lost(self) -> bool:
         """Whether what is written comes to no boot: its file was found damaged, is gone, or another than at the first
@@ -297,6 +324,7 @@ class Replica(Store):
             self._write(connection, snapshot.rules)
             held = {"revision": snapshot.revision, "pruned": snapshot.revision, "oldest": snapshot.revision}
             connection.execute(update(tables.clock).values(held))
+            _note_stamp(connection, snapshot.revision, snapshot.stamp)
             if snapshot.identity is not None:
                 connection.execute(update(tables.clock).values(identity=snapshot.identity))
             connection.execute(delete(tables.numbers))
@@ -394,7 +422,22 @@ def _take(status: HostStatus) -> HostStatus:
 def _name(source: Store, identity: str | None) -> str | None:
     """Give a database that nobody has named the name by which this gateway knows it; how it is named then. One that
     takes nothing, for its disk is full, is followed all the same."""
-    return _try(partial(source.identify, identity or token_hex(16)), identity)
+    name = identity if identity and has_word(identity) else token_hex(16)
+    return _try(partial(source.identify, name), identity)
+
+
+def _note_stamp(connection: Connection, revision: int, stamp: int, said: str = _COPIED) -> None:
+    """Keep which revision of its number a copy holds. Beside the number, for an older netlimit writes that alone."""
+    connection.execute(delete(tables.revisions))
+    row = {"revision": revision, "at": datetime.now(UTC), "actor": "", "action": said, "rules": 0, "stamp": stamp}
+    connection.execute(insert(tables.revisions), [row])
+
+
+def _read_stamp(connection: Connection, revision: int) -> tuple[int, bool]:
+    """Which revision of its number a copy holds (0: unknown), and whether what is there is doubted."""
+    kept = tables.revisions.c
+    row = connection.execute(select(kept.stamp, kept.action).where(kept.revision == revision)).one_or_none()
+    return (row.stamp, row.action == _DOUBTED) if row is not None else (0, False)
 
 
 def _try(do: Callable[[], T], otherwise: T) -> T:

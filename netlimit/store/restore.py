@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from secrets import token_hex
 
 from sqlalchemy import Connection, delete, func, select, text, update
 
 from netlimit.errors import NetlimitError
 from netlimit.judgement import Change, find_harm
 from netlimit.lockout import Havens
-from netlimit.origins import join
+from netlimit.origins import join, mark
 from netlimit.records import Actor
 from netlimit.several import say_more
 from netlimit.store import audit, history, hosts, limits, windows
@@ -84,6 +85,7 @@ def restore(
     identity = before.identity
     if newest:  # gateways may go by this database, and others by that of the backup
         identity = join(connection.execute(select(clock.c.identity)).scalar_one(), identity)
+    identity = mark(identity, token_hex(8))  # that these are older rules somebody has decided
     revision = max(newest, label.revision) + 1
     if newest == 0:
         filled = _take_over(connection, backup)

@@ -213,10 +213,11 @@ class Store:
         with self._database.reading() as connection:
             return clock.revision(connection)
 
-    def origin(self) -> Origin:
-        """Which database this is, and what is in it."""
+    def origin(self, since: int | None = None) -> Origin:
+        """Which database this is, what is in it, and which revision it has of the number `since`, or which is its
+        newest."""
         with self._database.reading() as connection:
-            return clock.origin(connection)
+            return changes.origin(connection, since)
 
     def identify(self, identity: str) -> str:
         """Name the database, unless it is named; how it is named then."""

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.cli.database import share
 from netlimit.rules import parse_rule
 from netlimit.store import Store
 from tests.cli.running import Netlimit, alive, settings_in, until
@@ -140,6 +142,92 @@ def test_a_backup_that_is_restored_over_it_is_gone_by(replaced: Netlimit) -> Non
     until(lambda: _find_error(replaced) is None)
     assert _is_blocked(replaced)
     assert "1 rule in force" in replaced.do("apply")
+
+
+@pytest.fixture
+def set_back(root: None, gateway: Netlimit) -> Iterator[Netlimit]:
+    """A gateway that holds blocks of 10.1.2.3 and 10.1.2.4, and in whose database there is only the first: an older
+    file is in the place of the newer, as below a mount that is missing; serving. The newer is beside it."""
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.3", "--action", "block", "--wait", "60")
+    server.end()
+    file = _database(gateway) / "netlimit.db"
+    shutil.copy(file, file.with_name("older.db"))
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.4", "--action", "block", "--wait", "60")
+    server.end()
+    gateway.do("backup", str(_find_backup(gateway)))
+    _exchange(gateway, "newer.db", "older.db")
+    server = gateway.serve()
+    until(lambda: "This database is in an older state" in str(_find_error(gateway)), server.said)
+    yield gateway
+    assert "Traceback" not in server.said()
+    if not server.ended:
+        server.end()
+
+
+def _exchange(gateway: Netlimit, aside: str, other: str) -> None:
+    """Put the database aside, and another file in its place."""
+    directory = _database(gateway)
+    for ending in ("-wal", "-shm"):
+        (directory / f"netlimit.db{ending}").unlink(missing_ok=True)
+    (directory / "netlimit.db").rename(directory / aside)
+    shutil.copy(directory / other, directory / "netlimit.db")
+    share(directory / "netlimit.db", pwd.getpwnam("nobody"))
+
+
+def _list_blocked(gateway: Netlimit) -> list[bool]:
+    return [_is_blocked(gateway, f"10.1.2.{host}") for host in (3, 4, 5)]
+
+
+def test_an_older_file_takes_no_limits_out_of_force_until_it_is_taken(set_back: Netlimit) -> None:
+    """Nor does what is changed in it."""
+    doctor = set_back.run("doctor")
+    assert doctor.returncode == 1
+    assert "SERIOUS: last error. This database is in an older state" in " ".join(doctor.stdout.split())
+    for number in (3, 4):
+        for command in (["apply"], ["plan"], ["rollback", "0"], ["apply", "--confirm", "60s"]):
+            assert "an older state than the one of which this gateway holds 2 rules" in set_back.refuse(*command)
+        assert _list_blocked(set_back) == [True, True, False]
+        rule = set_back.ask("rule", "add", f"10.1.2.{2 + number}", "--action", "block")
+        assert rule["status"]["state"] == "pending"
+        assert "The gateway does not go by this database" in rule["status"]["message"]
+    assert set_back.ask("rule", "show", "1")["status"]["state"] == "pending"
+    set_back.do("apply", "--take-database")
+    assert _list_blocked(set_back) == [True, False, True]
+    until(lambda: _find_error(set_back) is None)
+    set_back.do("rule", "add", "10.1.2.9", "--action", "block", "--wait", "60")
+
+
+def test_a_boot_on_an_older_file_brings_back_what_was_applied_last(set_back: Netlimit) -> None:
+    set_back.started[-1].end()
+    name = set_back.namespace
+    for change in (("netns", "del", name), ("netns", "add", name), ("-n", name, "link", "set", "lo", "up")):
+        subprocess.run(["ip", *change], check=True)
+    assert _list_blocked(set_back) == [False, False, False]
+    assert "Revision 2 is back: 2 rules in force here." in set_back.run("apply", "--last").stdout
+    assert _list_blocked(set_back) == [True, True, False]
+    server = set_back.serve()
+    until(lambda: _find_error(set_back) is not None, server.said)
+    assert _list_blocked(set_back) == [True, True, False]
+    server.end()
+
+
+def test_a_newer_file_that_is_back_is_gone_by(set_back: Netlimit) -> None:
+    set_back.started[-1].end()
+    _exchange(set_back, "older-again.db", "newer.db")
+    server = set_back.serve()
+    set_back.do("rule", "add", "10.1.2.5", "--action", "block", "--wait", "60")
+    assert _list_blocked(set_back) == [True, True, True]
+    assert _find_error(set_back) is None
+    server.end()
+
+
+def test_a_backup_that_is_restored_over_an_older_file_is_gone_by(set_back: Netlimit) -> None:
+    set_back.do("restore", "--force", str(_find_backup(set_back)))
+    until(lambda: _find_error(set_back) is None)
+    assert _list_blocked(set_back) == [True, True, False]
+    assert "2 rules in force" in set_back.do("apply")
 
 
 def test_a_gateway_that_is_renamed_holds_its_limits_when_its_database_is_gone(root: None, gateway: Netlimit) -> None:

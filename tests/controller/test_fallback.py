@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -587,6 +588,34 @@ def test_what_could_not_be_taken_back_is_taken_back_later(
     assert site.store.assigned("gw").rules == {}
     assert layer_of(site, rule) == ("applied", "iptables")
     until(lambda: limiter.rules.find_limits("10.0.0.1") == FREE)
+
+
+def test_a_limiter_goes_by_no_older_file_until_its_gateway_does(sqlite_site: Site, tmp_path: Path) -> None:
+    """Whatever is changed there meanwhile."""
+    site = sqlite_site
+    lose(site)
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    site.store.close()
+    assert site.store.path is not None
+    shutil.copy(site.store.path, tmp_path / "older.db")
+    site.add(target="10.0.0.2", rate="5 packets/s")
+    limiter = Assignments(site.store, "gw", now=site.clock)
+    site.controller.sync()
+    limiter.refresh()
+    assert set(limiter._known) == {1, 2}
+    with closing(Store(f"sqlite:///{tmp_path}/older.db")) as older:
+        limiter._store = older  # as if the file had been exchanged
+        older.report(HostStatus("gw", "fake", refused="It is older."))
+        for host in (3, 4, 5):
+            with pytest.raises(StoreError, match="or an older state of it"):
+                limiter.refresh()
+            assert set(limiter._known) == {1, 2}
+            older.add([make_rule({"target": f"10.0.0.{host}", "action": "block"}, site.clock())], "test", site.clock())
+        older.report(HostStatus("gw", "fake"))
+        limiter.refresh()
+        found = {str(rule.target) for rule in limiter._known.values()}
+        assert found == {f"10.0.0.{host}/32" for host in (1, 3, 4, 5)}
 
 
 def test_a_limiter_goes_by_no_other_database_until_its_gateway_does(sqlite_site: Site, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import NoReturn
 
 import pytest
 
+from api.standing import judge
 from netlimit import controller, outage
 from netlimit.cli import doctor
 from netlimit.controller import Controller, Setup
@@ -259,7 +261,7 @@ def test_an_empty_database_in_the_place_of_the_one_with_the_rules_is_not_gone_by
     look(away)
     assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["drop"], ["accept"]], "nor is its first rule"
     assert "This is another database than the one of which this gateway holds 1 rule" in str(find_report(away).refused)
-    away.read_copy().take(away.site.store.origin().identity)
+    away.read_copy().take(away.site.store.origin())
     away.run("back")
     away.follow()
     assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["accept"], ["drop"]]
@@ -271,6 +273,152 @@ def look(away: Away) -> None:
     end = time.monotonic() + 2.0
     while time.monotonic() < end:
         away.controller.tick()
+
+
+def save(away: Away) -> Path:
+    """The file as it is now, as it is left below a disk that is mounted over it."""
+    away.site.store.close()
+    return Path(shutil.copy(away.file, away.file.with_name("saved.db")))
+
+
+def put_back(away: Away, saved: Path) -> None:
+    """Put that in the place of the file, which stays hidden."""
+    away.take_away()
+    shutil.copy(saved, away.file)
+
+
+def is_blocked(away: Away) -> list[bool]:
+    """Whether the hosts are that rules of these tests block, or would."""
+    return [away.site.send(f"10.0.0.{host}") == ["drop"] for host in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("begins_anew", [True, False])
+def test_an_older_file_of_the_database_takes_nothing_out_of_force(away: Away, begins_anew: bool) -> None:
+    """Nor do the first changes in it, until its revision is as high, and higher. Once the newer file is back, all goes
+    on by itself."""
+    away.site.add(target="10.0.0.1", action="block")
+    saved = save(away)
+    away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    assert is_blocked(away) == [True, True, False]
+    put_back(away, saved)
+    if begins_anew:
+        away.restart()
+    away.run("alone")
+    for revision in (1, 2, 3):
+        look(away)
+        assert is_blocked(away) == [True, True, False]
+        said = str(find_report(away).refused)
+        assert "older state than the one of which this gateway holds 2 rules of revision 2, as its copy tells" in said
+        assert f"it lacks that revision (it is at {revision})" in said
+        assert find_report(away).last_error == said
+        assert (find_report(away).applied_revision, away.read_copy().revision()) == (0, 2)
+        state = judge(away.site.store.load("gw")[1].__next__(), away.site.store.hosts(), {}, away.site.clock())
+        told = "The gateway does not go by this database; `netlimit status` says why."
+        assert (state["state"], state["message"]) == ("pending", told)
+        limiter = Blocks(away.site.store, "gw", now=away.site.clock)
+        assert not limiter.block("10.0.0.99", 600, "It was refused too often."), "nobody has decided for this one"
+        assert "it would bring back nothing" in str(refuse_window(away.site.store.hosts()))
+        away.site.add(target=f"10.0.0.{2 + revision}", action="block")
+    away.site.store.close()
+    away.file.unlink()
+    away.bring_back()
+    away.run("back")
+    away.follow()
+    assert is_blocked(away) == [True, True, False]
+    assert (find_report(away).last_error, find_report(away).refused) == (None, None)
+
+
+def test_an_older_file_that_has_forgotten_what_it_was_is_not_gone_by_either(away: Away) -> None:
+    """A database remembers as many changes as the settings say."""
+    away.site.add(target="10.0.0.1", action="block")
+    saved = save(away)
+    away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    put_back(away, saved)
+    away.run("alone")
+    away.site.store._revisions = 2
+    for host in range(3, 9):
+        away.site.add(target=f"10.0.0.{host}", action="block")
+    assert away.site.store.stamp_of(2) is None
+    for _ in range(2):
+        look(away)
+        assert is_blocked(away) == [True, True, False]
+        away.restart()
+        away.run("alone")
+    away.site.store.close()
+    away.file.unlink()
+    away.bring_back()
+    away.run("back")
+    away.site.add(target="10.0.0.3", action="block")
+    away.follow()
+    assert is_blocked(away) == [True, True, True]
+    assert not away.read_copy().held().is_doubted
+
+
+def test_an_older_file_is_gone_by_once_it_is_taken(away: Away) -> None:
+    """Then the newer one is not: it lacks what was changed since."""
+    away.site.add(target="10.0.0.1", action="block")
+    saved = save(away)
+    away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    put_back(away, saved)
+    away.run("alone")
+    away.read_copy().take(away.site.store.origin())
+    away.run("back")
+    away.follow()
+    assert is_blocked(away) == [True, False, False]
+    away.site.add(target="10.0.0.3", action="block")
+    away.follow()
+    away.site.store.close()
+    away.file.unlink()
+    away.bring_back()
+    away.run("alone")
+    look(away)
+    assert is_blocked(away) == [True, False, True]
+    assert "This database has gone on from an older state" in str(find_report(away).refused)
+
+
+def test_a_backup_that_is_restored_into_an_older_file_is_gone_by(away: Away, tmp_path: Path) -> None:
+    away.site.add(target="10.0.0.1", action="block")
+    saved = save(away)
+    away.site.store.back_up(tmp_path / "rules.backup", datetime.now(UTC))
+    for host in range(2, 7):
+        away.site.add(target=f"10.0.0.{host}", action="block")
+    away.run()
+    put_back(away, saved)
+    away.run("alone")
+    away.site.store.restore(tmp_path / "rules.backup", "test", datetime.now(UTC), force=True)
+    away.run("back")
+    away.follow()
+    assert is_blocked(away) == [True, False, False]
+    assert away.read_copy().revision() == 2
+
+
+def test_a_pass_of_a_command_goes_by_no_older_file(away: Away) -> None:
+    away.site.add(target="10.0.0.1", action="block")
+    saved = save(away)
+    away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    put_back(away, saved)
+    setup = Setup("gw", "fake")
+    command = Controller(away.site.store, away.site.kernel, setup, away.site.clock, held=away.replica.held)
+    for go in (command.plan, command.account, command.sync, command.relax):
+        with pytest.raises(StoreError, match="This database is in an older state"):
+            go()
+    assert is_blocked(away) == [True, True, False]
+
+
+def test_an_older_file_where_nothing_is_held_is_gone_by(away: Away) -> None:
+    saved = save(away)
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    away.site.store.close()
+    away.replica.follow_pause(True)
+    put_back(away, saved)
+    away.restart().tick()
+    assert away.controller._outage is None
+    assert is_blocked(away) == [False, False, False]
 
 
 def test_a_pause_of_another_database_takes_nothing_out_of_force(away: Away) -> None:

@@ -18,7 +18,7 @@ from netlimit.errors import LimitError, StoreError
 from netlimit.l7 import files
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.sources import Sources
-from netlimit.origins import Origin
+from netlimit.origins import Origin, mark
 from netlimit.store import LimitDocument, Store
 from tests.store.examples import NOW
 
@@ -44,13 +44,14 @@ class Table:
     away: bool = False
     read: int = 0
     name: str | None = None
+    is_server: bool = False
 
     def put(self, domain: str, document: str, content_type: str = "application/yaml") -> None:
         self.revision += 1
         self.documents[domain] = LimitDocument(domain, document, content_type, self.revision, NOW, NOW, "ann")
 
     def origin(self) -> Origin:
-        return Origin(self.name, 0, self.revision)
+        return Origin(self.name, 0, self.revision, is_server=self.is_server)
 
     def limits_identity(self) -> tuple[str | None, int]:
         if self.away:
@@ -572,6 +573,32 @@ def test_another_database_in_the_place_of_the_first_takes_no_limits_away(
     sources.refresh()
     assert amounts(sources) == {"auth": 6}
     assert sources.troubles == ()
+
+
+def test_an_older_file_of_the_database_takes_no_limits_away(clock: Clock) -> None:
+    """What is restored there is taken, whatever its revision; and so is what a standby has that lagged."""
+    table = Table(name="one")
+    table.put("auth", text("auth", 4))
+    table.put("auth", text("auth", 5))
+    sources = Sources(database=table, clock=clock)
+    sources.refresh()
+    table.revision = 0
+    table.put("auth", text("auth", 4))
+    sources.refresh()
+    assert amounts(sources) == {"auth": 5}
+    assert "an older state (revision 1) of the limits than the one that is in force (revision 2)" in str(
+        sources.troubles
+    )
+    table.name = mark("one", "restored")
+    sources.refresh()
+    assert amounts(sources) == {"auth": 4}
+    assert sources.troubles == ()
+    table.put("auth", text("auth", 6))
+    sources.refresh()
+    table.is_server, table.revision = True, 0
+    table.put("auth", text("auth", 7))
+    sources.refresh()
+    assert amounts(sources) == {"auth": 7}
 
 
 def test_who_begins_anew_goes_by_the_database_that_is_there(clock: Clock) -> None:

@@ -3,20 +3,25 @@ something else under them. Whoever knows the former has what the new one says so
 
 from __future__ import annotations
 
-import shutil
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from netlimit import outage
 from netlimit.controller import Controller, Setup
+from netlimit.errors import Slow
+from netlimit.forgotten import PREFIX
 from netlimit.kernel.fake import FakeKernel
 from netlimit.l7.assignments import Assignments
 from netlimit.l7.sources import Sources
 from netlimit.records import HostStatus
 from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store, open_replica
+from tests.databases import Postgres
 
 NOW = datetime.now(UTC)
 """The same on both servers: nothing is told from the time."""
@@ -25,13 +30,14 @@ NOW = datetime.now(UTC)
 class Pair:
     """A primary, and a replica that has all of it up to the moment at which this was made."""
 
-    def __init__(self, directory: Path, first: str) -> None:
-        self.asked = Store(first)
+    def __init__(self, server: Postgres, first: str) -> None:
+        self.asked = Store(server.url(first))
         add(self.asked, "10.0.0.1")
         put(self.asked, "auth", 1)
         self.asked.close()
-        shutil.copy(first.removeprefix("sqlite:///"), directory / "lagging.db")
-        self.lagging = Store(f"sqlite:///{directory}/lagging.db")
+        self.name = f"lagging{next(server.numbers)}"
+        server.run("postgres", f"CREATE DATABASE {self.name} TEMPLATE {first}")
+        self.lagging = Store(server.url(self.name))
 
     def fail_over(self) -> None:
         """What was asked of the one is asked of the other, by the same process."""
@@ -39,11 +45,12 @@ class Pair:
 
 
 @pytest.fixture
-def pair(sqlite_url: str, tmp_path: Path) -> Iterator[Pair]:
-    pair = Pair(tmp_path, sqlite_url)
+def pair(postgres: Postgres, postgres_url: str, migrated: str) -> Iterator[Pair]:
+    pair = Pair(postgres, migrated)
     yield pair
     pair.asked.close()
     pair.lagging.close()
+    postgres.drop_database(pair.name)
 
 
 def add(store: Store, target: str) -> Rule:
@@ -56,7 +63,10 @@ def put(store: Store, domain: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1, 2], ids=["goes back", "same number", "goes on"])
-def test_a_controller_and_its_copy_hold_what_the_new_server_says(pair: Pair, more: int, tmp_path: Path) -> None:
+def test_a_controller_and_its_copy_hold_what_the_new_server_says(
+    pair: Pair, more: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And it tells what is out of force since."""
     replica = open_replica(tmp_path / "controller", "gw")
     controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"), replica=replica)
     add(pair.asked, "10.0.0.2")
@@ -72,7 +82,63 @@ def test_a_controller_and_its_copy_hold_what_the_new_server_says(pair: Pair, mor
     held = {key for fragment in controller._compiled.fragments.values() for key in fragment.keys}
     assert held == {target.removesuffix("/32") for target in targets}
     assert sorted(str(each.target) for each in replica.load("gw")[1]) == sorted(targets)
+    (told,) = [note for note in controller._status.notes if note.startswith(PREFIX)]
+    assert f"revision 2 is lost there (it is at {1 + more})" in told
+    assert "Out of force are: rule 2: block from 10.0.0.2 any." in told
+    assert told.count("In force are instead, or again: rule 2: block from 10.0.0.9 any") == bool(more)
+    assert caplog.text.count("lost rule 2: block from 10.0.0.2 any") == caplog.text.count("is lost there") == 1
+    add(pair.asked, "10.0.0.99")
+    controller.sync()
+    controller._load_all()
+    assert controller._losses == (told,)
+    assert told in controller._status.notes
     replica.close()
+
+
+def test_what_was_removed_and_is_back_is_told(pair: Pair, tmp_path: Path) -> None:
+    """By a controller that starts then, too."""
+    with closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        pair.asked.remove(1, "test", NOW)
+        add(pair.asked, "10.0.0.2")
+        Controller(pair.asked, FakeKernel(), Setup("gw", "fake"), replica=replica).sync()
+        pair.fail_over()
+        controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"), replica=replica)
+        controller.sync()
+        (told,) = controller._losses
+        assert "Out of force are: rule 2: block from 10.0.0.2 any." in told
+        assert "In force are instead, or again: rule 1: block from 10.0.0.1 any." in told
+
+
+def test_what_is_lost_of_other_gateways_is_not_told(pair: Pair, tmp_path: Path) -> None:
+    with closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"), replica=replica)
+        elsewhere = parse_rule({"target": "10.0.0.2", "action": "block", "hosts": ["gw2"]}, NOW)
+        pair.asked.add([elsewhere], "test", NOW)
+        controller.sync()
+        pair.fail_over()
+        controller.sync()
+        assert controller._losses == ()
+        assert replica.revision() == 1
+
+
+def test_a_slow_server_that_takes_the_place_tells_what_is_lost_too(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told beside, and nothing is loaded anew."""
+    with closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"), replica=replica)
+        add(pair.asked, "10.0.0.2")
+        controller.sync()
+        monkeypatch.setattr(outage, "QUICK_SECONDS", -1.0)
+        controller._lose_database(Slow("The database answers too slowly."), 0.0)
+        pair.fail_over()
+        end = time.monotonic() + 60
+        while not controller._losses:
+            assert time.monotonic() < end
+            controller.tick()
+        assert "Out of force are: rule 2: block from 10.0.0.2 any." in controller._losses[0]
+        assert set(controller._compiled.fragments) == {1}
+        controller._outage.close()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("more", [0, 1, 2], ids=["goes back", "same number", "goes on"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from alembic import command
 from sqlalchemy import text
 
 from netlimit.errors import StoreError
-from netlimit.forgotten import Held, find_forgotten
-from netlimit.origins import Origin, is_another, join
+from netlimit.forgotten import Held, find_forgotten, has_lost
+from netlimit.origins import MOST_MARKS, Origin, has_word, is_another, is_older, join, mark
 from netlimit.records import HostStatus
 from netlimit.store import Replica, Store, homes, open_replica, read_held, take_snapshot
 from netlimit.store.migrate import alembic_config
+from tests.databases import Postgres
 from tests.store.examples import NOW, keep
 
 
@@ -41,7 +43,38 @@ def forget(store: Store) -> None:
 
 def refuses(copy: Replica, store: Store) -> bool:
     """Whether who holds what the copy tells does not go by a database."""
-    return find_forgotten(store.origin(), copy.held()) is not None
+    held = copy.held()
+    return find_forgotten(store.origin(held.origin.revision), held) is not None
+
+
+def tells_loss(copy: Replica, store: Store) -> bool:
+    """Whether it goes by it, and says that something is lost."""
+    held = copy.held()
+    return has_lost(store.origin(held.origin.revision), held)
+
+
+@pytest.fixture
+def save(store: Store, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+    """Copies a database as it stands: the file, or as a server does it. What comes of it, as a store."""
+    saved: list[Store] = []
+
+    def save() -> Store:
+        store.close()
+        path = store.path
+        if path is not None:
+            there = tmp_path / f"saved{len(saved)}.db"
+            shutil.copy(path, there)
+            saved.append(Store(f"sqlite:///{there}"))
+        else:
+            server: Postgres = request.getfixturevalue("postgres")
+            name = f"saved{len(saved)}_{next(server.numbers)}"
+            server.run("postgres", f"CREATE DATABASE {name} TEMPLATE {request.getfixturevalue('migrated')}")
+            saved.append(Store(server.url(name)))
+        return saved[-1]
+
+    yield save
+    for each in saved:
+        each.close()
 
 
 def test_a_database_has_a_word_of_its_own_from_when_it_is_made(other: Store, tmp_path: Path) -> None:
@@ -62,7 +95,7 @@ def test_one_that_had_rules_before_is_named_by_who_goes_by_it_first(other: Store
         command.upgrade(alembic_config(connection), "0012")
         connection.execute(text("UPDATE clock SET revision = 7"))
     other.upgrade()
-    assert other.origin() == (None, 7, 0)
+    assert other.origin()[:3] == (None, 7, 0)
     copy.follow(other)
     named = other.origin().identity
     assert named is not None
@@ -79,6 +112,12 @@ def test_an_old_file_that_is_put_back_is_known_by_its_former_name(store: Store, 
     assert store.origin().identity == copy.origin().identity == named
 
 
+def is_marked(other: Store, store: Store) -> bool:
+    """Whether it is the same, and somebody has restored it since."""
+    known, found = store.origin().identity, other.origin().identity
+    return found != known == " ".join((found or "").split()[:-1])
+
+
 def test_a_backup_brings_it_to_a_new_database(store: Store, other: Store, copy: Replica, tmp_path: Path) -> None:
     keep(store)
     copy.follow(store)
@@ -89,7 +128,7 @@ def test_a_backup_brings_it_to_a_new_database(store: Store, other: Store, copy: 
     other.upgrade()
     assert refuses(copy, other)
     other.restore(file, "test", NOW)
-    assert other.origin().identity == store.origin().identity
+    assert is_marked(other, store)
     assert not refuses(copy, other)
 
 
@@ -124,7 +163,8 @@ def test_a_backup_of_an_older_netlimit_is_no_other_than_it_was(
     assert not refuses(copy, other)
     known = copy.origin().identity
     copy.follow(other)
-    assert other.origin().identity == known
+    assert known is not None
+    assert join(known, other.origin().identity) == other.origin().identity
 
 
 def test_a_copy_follows_no_other_database(store: Store, other: Store, copy: Replica) -> None:
@@ -136,7 +176,7 @@ def test_a_copy_follows_no_other_database(store: Store, other: Store, copy: Repl
             copy.follow(other)
         keep(other, f"10.0.0.{9 + other.revision()}")
     assert [rule.id for rule in copy.load("gw")[1]] == [1]
-    copy.take(other.origin().identity)
+    copy.take(other.origin())
     copy.follow(other)
     assert copy.revision() == 3
     assert refuses(copy, store)
@@ -148,7 +188,7 @@ def test_what_a_copy_holds_does_not_depend_on_the_name_of_the_gateway(store: Sto
     directory = tmp_path / "state"
     with closing(open_replica(directory, "gw")) as copy:
         copy.follow(store)
-    assert read_held(directory, name) == Held(1, Origin(store.origin().identity, 1))
+    assert read_held(directory, name) == Held(1, Origin(store.origin().identity, 1, past=store.origin(1).past))
     with closing(open_replica(directory, name)) as copy:
         copy.report(HostStatus(name, "fake"))
         assert copy.held().rules == 1
@@ -162,8 +202,9 @@ def test_a_copy_of_an_older_netlimit_tells_what_it_holds(store: Store, tmp_path:
     with closing(open_replica(tmp_path, "gw")) as copy:
         copy.follow(store)
         with copy._database.migrating() as connection:
+            connection.execute(text("DELETE FROM revisions"))
             command.downgrade(alembic_config(connection), "0012")
-    assert read_held(tmp_path, "gw") == Held(1, Origin(None, 1))
+    assert read_held(tmp_path, "gw") == Held(1, Origin(None, 1, past=(1, 0)))
 
 
 def test_what_a_guard_puts_into_a_copy_is_of_the_database_it_was_read_from(store: Store, copy: Replica) -> None:
@@ -192,3 +233,139 @@ def test_what_is_another_database(known: str | None, identity: str | None, revis
 def test_words_are_joined_once() -> None:
     assert join("a b", "b c") == "a b c"
     assert join(None, None) is None
+
+
+KNOWN = Origin("one", 5, past=(5, 50))
+RESTORED = Origin(mark("one", "a"), 5, past=(5, 50))
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "older"),
+    [
+        (KNOWN, Origin("one", 4, past=(5, 0)), True),
+        (KNOWN, Origin("one", 5, past=(5, 50)), False),
+        (KNOWN, Origin("one", 9, past=(5, 50)), False),
+        (KNOWN, Origin("one", 5, past=(5, 51)), True),
+        (KNOWN, Origin("one", 9, past=(5, 51)), True),
+        (KNOWN, Origin("one", 9, past=(5, 0)), False),
+        (KNOWN, Origin("one", 9, past=(4, 40)), False),
+        (KNOWN._replace(past=(5, 0)), Origin("one", 9, past=(5, 51)), False),
+        (KNOWN._replace(past=(5, 0)), Origin("one", 4), True),
+        (KNOWN, Origin(None, 4), True),
+        (KNOWN._replace(identity=None), Origin("one", 4), True),
+        (KNOWN, Origin(mark("one", "a"), 4), False),
+        (KNOWN, Origin(mark("one", "a"), 9, past=(5, 51)), False),
+        (RESTORED, Origin(mark("one", "a"), 4), True),
+        (RESTORED, Origin("one", 4), True),
+        (RESTORED, Origin(mark(mark("one", "a"), "b"), 4), False),
+    ],
+)
+def test_what_is_an_older_state(known: Origin, found: Origin, older: bool) -> None:
+    """It has not the revision that is known, by number and stamp; where both are known."""
+    assert is_older(known, found) == older
+
+
+@pytest.mark.parametrize(("stamp", "has", "older"), [(50, 50, False), (50, 0, True), (0, 0, False), (0, 51, False)])
+def test_what_is_doubted_has_to_prove_itself(stamp: int, has: int, older: bool) -> None:
+    """As far as what is known can be proved."""
+    known = KNOWN._replace(past=(5, stamp))
+    assert is_older(known, Origin("one", 9, past=(5, has)), is_doubted=True) == older
+
+
+def test_marks_are_no_words() -> None:
+    assert not has_word(mark(None, "a"))
+    assert not is_another(mark(None, "a"), Origin("one", 1))
+    assert is_another(mark("one", "a"), Origin(mark("two", "a"), 1))
+
+
+def test_the_oldest_marks_go() -> None:
+    identity = "one two"
+    for number in range(MOST_MARKS + 5):
+        identity = mark(identity, str(number))
+    words = identity.split()
+    assert words[:3] == ["one", "two", "+5"]
+    assert (len(words), words[-1]) == (2 + MOST_MARKS, f"+{MOST_MARKS + 4}")
+
+
+def test_an_older_state_is_gone_by_on_a_server_alone(store: Store, copy: Replica, save: Callable[[], Store]) -> None:
+    """Whatever is changed there: its revision may become as high as that which is known, and higher."""
+    keep(store)
+    older = save()
+    keep(store, "10.0.0.2")
+    copy.follow(store)
+    for _ in range(3):
+        assert refuses(copy, older) == (store.path is not None)
+        assert tells_loss(copy, older) == (store.path is None)
+        keep(older, f"10.0.0.{9 + older.revision()}")
+    keep(store, "10.0.0.3")
+    assert not refuses(copy, store)
+    assert not tells_loss(copy, store)
+
+
+def test_a_copy_follows_no_older_file(sqlite_store: Store, tmp_path: Path, copy: Replica) -> None:
+    store = sqlite_store
+    assert store.path is not None
+    keep(store)
+    store.close()
+    shutil.copy(store.path, tmp_path / "older.db")
+    keep(store, "10.0.0.2")
+    copy.follow(store)
+    with closing(Store(f"sqlite:///{tmp_path}/older.db")) as older:
+        with pytest.raises(StoreError, match=r"it lacks that revision \(it is at 1\)"):
+            copy.follow(older)
+        assert {rule.id for rule in copy.load("gw")[1]} == {1, 2}
+        copy.take(older.origin())
+        assert not refuses(copy, older)
+        assert not refuses(copy, store), "the newer one has all that is in the older"
+        copy.follow(older)
+        assert {rule.id for rule in copy.load("gw")[1]} == {1}
+        keep(older, "10.0.0.3")
+        copy.follow(older)
+        assert refuses(copy, store), "nor does it have what was changed in the older since"
+
+
+def test_an_older_backup_that_is_restored_is_gone_by(
+    store: Store, other: Store, copy: Replica, save: Callable[[], Store], tmp_path: Path
+) -> None:
+    """Whatever its revision is: somebody has decided so."""
+    keep(store)
+    file = tmp_path / "rules.backup"
+    store.back_up(file, NOW)
+    older = save()
+    for number in range(2, 9):
+        keep(store, f"10.0.0.{number}")
+    copy.follow(store)
+    for restored in (older, other):
+        restored.restore(file, "test", NOW, force=True)
+        assert restored.revision() < 8
+        assert not refuses(copy, restored)
+        assert not tells_loss(copy, restored)
+    copy.follow(other)
+    assert copy.revision() == other.revision()
+    assert not refuses(copy, other)
+    assert refuses(copy, store) == (store.path is not None), "it lacks what may have been changed since"
+
+
+def test_a_copy_knows_the_stamp_of_what_it_holds(store: Store, copy: Replica) -> None:
+    """However it came to hold it; and none after an older netlimit has written to it."""
+    keep(store)
+    copy.follow(store)
+    assert copy.held().origin.past == store.origin(1).past
+    keep(store, "10.0.0.2")
+    copy.follow(store)
+    assert copy.held().origin.past == store.origin(2).past
+    store.open_window(60, "test", NOW)
+    keep(store, "10.0.0.3")
+    assert not copy.follow(store)
+    assert copy.held().origin.past == store.origin(2).past
+    store.confirm("test", NOW)
+    changes = store.changes(2, "gw", store.stamp_of(2))
+    assert changes is not None
+    assert copy.keep(2, changes)
+    assert copy.held().origin.past == store.origin(3).past
+    copy.hold(take_snapshot(store, "gw", 2, False), None)
+    assert copy.held().origin.past == store.origin(2).past
+    with copy._database.writing() as connection:
+        connection.execute(text("UPDATE clock SET revision = 3"))
+    assert copy.held().origin.past == (3, 0)
+    assert not refuses(copy, store)

@@ -21,18 +21,22 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from netlimit.cli import doctor
+from netlimit.conflicts import Severity
+from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.faults import find_faults
+from netlimit.kernel.fake import FakeKernel
 from netlimit.kernel.none import NoKernel
 from netlimit.rules import parse_rule
 from netlimit.settings import Settings
-from netlimit.store import Store, clock, primaries
+from netlimit.store import Store, clock, open_replica, primaries
 from netlimit.store.faults import Undone
 from netlimit.store.servers import find_primary, split_servers
 from tests.api.server import HANDLES, HASHES, connect, serve
 from tests.databases import Postgres, run_postgres
 
 NOW = datetime.now(UTC)
+LOST = "rules lost by the database"
 
 
 class Pair(NamedTuple):
@@ -326,3 +330,37 @@ def test_a_server_that_says_nothing_is_not_waited_for(pair: Pair, tmp_path: Path
         ) as s:
             s.revision()
             assert time.monotonic() - began < 3
+
+
+def test_what_a_standby_that_lagged_has_lost_is_told(pair: Pair, tmp_path: Path) -> None:
+    """A gateway goes by it, for changes must not wait until somebody comes; and says what is out of force."""
+    migrate(pair.primary)
+    url = name_both(pair)
+    with opened(url) as store, closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        add(store, 1)
+        wait_for(pair.standby, 1)
+        pair.standby.stop()
+        add(store, 2)
+        add(store, 3)
+        controller = Controller(store, FakeKernel(), Setup("gw", "fake"), replica=replica)
+        controller.sync()
+        pair.primary.stop()
+        pair.standby.start()
+        promote(pair.standby)
+        with opened(pair.standby.url("postgres")) as newer:
+            add(newer, 4)
+        looks = count()
+
+        def stopped() -> bool:
+            status = controller._status
+            return next(looks) > 1000 or (controller._outage is None and status.applied_revision == 2)
+
+        controller.run(stopped)
+        assert {str(rule.target) for rule in replica.load("gw")[1]} == {"10.0.0.1/32", "10.0.0.4/32"}
+        settings = Settings(host="gw", database_url=url, state_directory=tmp_path / "controller")
+        told = doctor._survey_service(settings, NoKernel(tmp_path))
+        (finding,) = [each for each in find_faults(told) if each.name == LOST]
+        assert finding.severity is Severity.SERIOUS
+        assert "revision 3 is lost there (it is at 2)" in str(finding)
+        assert "Out of force are: rule 2: block from 10.0.0.2 any, rule 3: block from 10.0.0.3 any." in str(finding)
+        assert "In force are instead, or again: rule 2: block from 10.0.0.4 any." in str(finding)
