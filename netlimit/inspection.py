@@ -119,7 +119,7 @@ class Inspection:
 
     def _look_at_lane(self, compilation: Compilation, name: str) -> Drift:
         wanted = compilation.state.entries.get(name)
-        if wanted is None:  # it has gone since the round began
+        if wanted is None or not compilation.state.programs:  # it has gone since the round began, or nobody looks there
             return {}
         found = read_entries(self._kernel.ingress_readings([name]).get(name, {}))
         if found.keys() != wanted.keys() or not all(same_place(wanted[key], found[key]) for key in found):

@@ -288,7 +288,8 @@ def read_seen(names: Iterable[str]) -> dict[str, dict[str, int]]:
 
 
 def write_ingress(step: WriteIngress) -> None:
-    """Take the step. Raises KernelError, also for entries where no program is that would look at them."""
+    """Take the step. Entries are left out where no program is yet that would look at them, as before a network is up:
+    with the first one all are written. Raises KernelError."""
     filters = list(_find_filters())
     if step.drop:
         _detach(filters)
@@ -300,7 +301,7 @@ def write_ingress(step: WriteIngress) -> None:
         if maps is not None:
             _write(step, filters, maps)
         elif step.add:
-            raise KernelError(_WHAT, "there is no program on any device that would look at the entries")
+            log.info("What ends on this host is not shaped yet: there is no device by which it would come in.")
 
 
 def try_ingress(device: str) -> None:

@@ -652,6 +652,20 @@ def test_what_others_break_is_put_right_and_counted(gateway: Shaper, what: str) 
     assert not gateway.controller.plan()
 
 
+def test_what_ends_here_waits_for_a_device_and_is_not_missed_meanwhile(gateway: Shaper) -> None:
+    down = {name: replace(each, up=False) for name, each in HOME.devices.items()}
+    gateway.kernel.routes = Topology(down, HOME.routes)
+    rule = gateway.shape("10.1.0.1")
+    gateway.tick(20)
+    assert gateway.find("10.1.0.1", "10.1.0.2", None) is None
+    gateway.kernel.routes = HOME
+    gateway.tick(20)
+    assert gateway.find("10.1.0.1", "10.1.0.2", None) is not None
+    assert gateway.said(rule) is None
+    assert gateway.store.hosts()[0].drift == 0
+    assert not gateway.controller.plan()
+
+
 # -- qdiscs of others -----------------------------------------------------------------------------------------------
 
 

@@ -174,6 +174,32 @@ def test_what_was_applied_last_is_there_at_every_moment_of_a_boot(machine: Machi
     assert [forget(line) for line in machine.held()] == [forget(line) for line in full]
 
 
+def test_what_is_shaped_that_ends_here_waits_for_a_device_and_all_else_does_not(machine: Machine) -> None:
+    """Before the network is up nothing comes in by which it could come."""
+    machine.plug_in("lan")
+    store = Store(f"sqlite:///{machine.database}")
+    store.upgrade()
+    now, shaped = datetime.now(UTC), {"direction": "from", "action": "shape", "rate": "2 Mbit/s"}
+    rules = ({"target": "10.1.0.0/24", "per": "host", **shaped}, {"target": "10.9.9.9", "action": "block"})
+    store.add([parse_rule(fields, now) for fields in rules], "test", now)
+    store.close()
+    machine.netlimit("apply")
+    machine.reboot()
+    machine.network.ip("link set lo down", "link add lan type veth peer name lan-far")
+    assert "Revision 1 is back" in machine.netlimit("apply", "--last")
+    assert any("nl-b4" in line for line in machine.held())
+    assert show_programs(machine, "lan") == ""
+    machine.netlimit("apply", "--last")
+    machine.network.ip("link set lan up", "link set lan-far up", f"addr add {DEVICES['lan']} dev lan")
+    machine.netlimit("apply", "--last")
+    assert "nl-in" in show_programs(machine, "lan")
+    assert machine.netlimit("plan").strip() == "Nothing to do."
+
+
+def show_programs(machine: Machine, device: str) -> str:
+    return machine.network.run("tc", "filter", "show", "dev", device, "ingress").stdout
+
+
 def test_devices_that_appear_while_others_are_seen_to_have_their_queues_too(machine: Machine, tmp_path: Path) -> None:
     """systemd starts the unit that does it once, however often udev asks for it."""
     machine.plug_in("lan")
