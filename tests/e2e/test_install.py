@@ -114,6 +114,32 @@ def test_purging_leaves_nothing(staged: Path) -> None:
     assert list_files(staged) == {}
 
 
+@pytest.mark.parametrize("options", [["--purge"], []])
+def test_uninstalling_names_the_drop_ins_that_are_left(staged: Path, options: list[str]) -> None:
+    """Whoever installs again has decided nothing of what these give; but others have written them."""
+    units = staged / "etc/systemd/system"
+    written = [units / "netlimit-controller.service.d/shaping.conf", units / "netlimit-api.service.d/own words.conf"]
+    for each in (*written, units / "other.service.d/own.conf"):
+        each.parent.mkdir()
+        each.write_text("[Service]\n")
+    said = run("scripts/uninstall", "--root", staged, *options)
+    told = "They hold again for who installs netlimit anew: remove what is not wanted"
+    assert f"Drop-ins of its units are left, which it has not written: {written[1]}, {written[0]}. {told}" in said
+    assert all(each.exists() for each in written)
+
+
+def test_uninstalling_takes_its_own_drop_ins_with_it(staged: Path) -> None:
+    """Those that an installation has put there, for the operator had written one."""
+    units = staged / "etc/systemd/system"
+    mine = units / "netlimit-controller.service.d/shaping.conf"
+    mine.parent.mkdir()
+    mine.write_text("[Service]\n")
+    run("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
+    assert len(list(units.glob("*/shaping.conf"))) == 5
+    assert f"which it has not written: {mine}. They" in run("scripts/uninstall", "--root", staged, "--purge")
+    assert list(list_files(staged)) == [f"/{mine.relative_to(staged)}"]
+
+
 def test_another_prefix_is_in_all_files(root: None, tmp_path: Path) -> None:
     run("scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT, "--prefix", "/srv/limits")
     written = [path.read_text() for path in (tmp_path / "etc/systemd").rglob("*.service")]
