@@ -17,7 +17,7 @@ from netlimit.cli.daemons import UMASK, hold, listen, raise_open_files, stay_pro
 from netlimit.cli.descriptor_store import GRPC, LIMITER
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
-from netlimit.cli.parts import open_store, read_settings
+from netlimit.cli.parts import SILENCE, open_store, read_settings
 from netlimit.cli.privileges import USER, become, find_user, is_root
 from netlimit.errors import StoreError
 from netlimit.settings import Listen, LocalListen
@@ -63,7 +63,7 @@ def limiter(
         if isinstance(place, Listen):
             listening = taken.get(LIMITER) or _keep(LIMITER, listen(place, "limiter", "LIMITER_LISTEN"))
             closing.enter_context(listening)
-        store = closing.enter_context(open_store(settings))
+        store = closing.enter_context(open_store(settings, silence=SILENCE))
         if is_root():
             _drop_root(store, user)
         if isinstance(place, LocalListen):  # in its directory nothing is done as root

@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Protocol
 
@@ -143,7 +143,7 @@ class Sources:
     What is wrong takes no rules away: a bad file leaves those that it had. Where two files have the same domain, the
     domain keeps the rules that it had, or none. Where a file and the database have it, the file counts.
 
-    `refresh` is for one thread at a time; `rules` and `troubles` may be read by any.
+    `refresh` is for one thread, before `run`; `rules` and `troubles` may be read by any.
     """
 
     def __init__(
@@ -162,6 +162,7 @@ class Sources:
         self._rows = Rows(database, is_absent) if database is not None else None
         self._used: dict[str, Document] = {}
         self._twice: list[str] = []
+        self._lock = Lock()
 
     def start(self) -> None:
         """Read everything for the first time. Raises LimitError where something that is to be in force cannot be: who
@@ -183,15 +184,23 @@ class Sources:
 
     def refresh(self) -> None:
         """Read what has changed, and put it in force. What is wrong is logged when it begins, and when it ends."""
+        for source in (self._rows, self._files):
+            if source is not None:
+                source.refresh()
+        self._put_in_force()
+
+    def _put_in_force(self) -> None:
+        with self._lock:
+            self._combine()
+
+    def _combine(self) -> None:
         troubles: list[str] = []
         self._twice = []
         used: dict[str, Document] = {}
         if self._rows is not None:
-            self._rows.refresh()
             used |= self._rows.good
             troubles += self._rows.troubles.values()
         if self._files is not None:
-            self._files.refresh()
             used |= self._choose(self._files.good, used, troubles)
             troubles += [*self._twice, *self._files.troubles.values()]
         if used != self._used:
@@ -204,12 +213,22 @@ class Sources:
         self._report(tuple(troubles))
 
     def run(self, ending: Event, wait: Callable[[float], object] | None = None) -> None:
-        """Follow the sources until the end, in a thread of its own. `wait` comes back early when the database was
-        written, and raises StoreError when it is gone: `Watch.wait`."""
+        """Follow the sources until the end, in a thread of its own; files in one more, for a database may hang. `wait`
+        comes back early when the database was written, and raises StoreError when it is gone: `Watch.wait`."""
+        if self._files is not None and self._rows is not None:
+            following = (self._files.refresh, ending, ending.wait)
+            Thread(target=self._run, args=following, name="files of limits", daemon=True).start()
+            self._run(self._rows.refresh, ending, wait or ending.wait)
+        else:
+            source = self._files or self._rows
+            self._run(source.refresh if source is not None else lambda: None, ending, wait or ending.wait)
+
+    def _run(self, read: Callable[[], None], ending: Event, wait: Callable[[float], object]) -> None:
         while not ending.wait(_BREATH):
-            self.refresh()
+            read()
+            self._put_in_force()
             try:
-                (wait or ending.wait)(SECONDS)
+                wait(SECONDS)
             except StoreError:
                 ending.wait(SECONDS)
 

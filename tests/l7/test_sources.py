@@ -17,9 +17,11 @@ import pytest
 from netlimit.errors import LimitError, StoreError
 from netlimit.l7 import files
 from netlimit.l7.rules import RuleSet
-from netlimit.l7.sources import Sources
+from netlimit.l7.sources import SECONDS, Sources
 from netlimit.origins import Origin, mark
 from netlimit.store import LimitDocument, Store
+from tests.api.test_stopped_server import stopped
+from tests.databases import Postgres
 from tests.store.examples import NOW
 
 
@@ -553,6 +555,28 @@ def test_a_change_in_the_database_is_in_force_in_a_moment(tmp_path: Path) -> Non
     thread.join()
     watch.close()
     other.close()
+    store.close()
+
+
+def test_files_are_followed_while_the_database_hangs(folder: Path, postgres: Postgres) -> None:
+    """Just then an operator edits one to stop a flood."""
+    store = Store(postgres.url(postgres.make_database()))
+    store.upgrade()
+    ending = threading.Event()
+    path = folder / "auth.yaml"
+    path.write_text(text("auth", 1))
+    sources = Sources(folder, store)
+    sources.start()
+    thread = threading.Thread(target=sources.run, args=(ending,), daemon=True)
+    thread.start()
+    with stopped(postgres):
+        time.sleep(2 * SECONDS)  # it asks by now
+        path.write_text(text("auth", 2))
+        wait_until(lambda: amounts(sources) == {"auth": 2})
+    store.put_limits("base", text("base", 3), "application/yaml", "ann", NOW)
+    wait_until(lambda: amounts(sources) == {"auth": 2, "base": 3})
+    ending.set()
+    thread.join()
     store.close()
 
 
