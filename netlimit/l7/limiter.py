@@ -20,6 +20,7 @@ from netlimit.l7.gate import (
     find_size,
     tells,
 )
+from netlimit.l7.identity import find_culprit
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.pressure import Pressure
@@ -392,7 +393,7 @@ class Limiter:
             # key or header as it likes, and a limit that many share says nothing of any one of them.
             told = find_client(descriptor)
             if told is not None:
-                refusals.note(rule, client if isinstance(client, str) else told)
+                refusals.note(rule, client if isinstance(client, str) else _find_whole(client or (), told))
 
     def find_flight(self, name: str) -> Rule | None:
         """The IP rule of this name that limits requests in flight."""
@@ -479,6 +480,12 @@ class Limiter:
         counts = self.usage.find_counts(rule, limit, lease != "")
         counts.record(key, hits, decision)
         return new(Status, (decision.admitted or rule.observes, rule, limit, decision, key))
+
+
+def _find_whole(addresses: tuple[str, ...], told: str) -> str:
+    """The one address that is told as this block; the block where there are several, or none."""
+    whole = {each for each in addresses if each != told and find_culprit(each) == find_culprit(told)}
+    return whole.pop() if len(whole) == 1 else told
 
 
 def _refuse(passage: Passage, concerned: Sequence[bool]) -> Verdict:

@@ -223,6 +223,28 @@ async def test_the_address_that_is_vouched_for_comes_before_what_the_descriptor_
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("client", "seen"),
+    [
+        (("2001:db8::7",), "2001:db8::7"),
+        (("2001:db8::7", "10.1.0.1", "2001:db8:9::1"), "2001:db8::7"),
+        (("2001:db8::7", "2001:db8::8"), None),
+        (("10.1.0.1",), None),
+    ],
+)
+async def test_of_several_addresses_the_one_whose_block_is_told_is_seen(
+    client: tuple[str, ...], seen: str | None
+) -> None:
+    """By it alone somebody is blocked in whose /64 others live who must not be."""
+    counting = Counting()
+    limiter = make_limiter(RULE, counting.refusals)
+    for _ in range(5 + 100):
+        await limiter.decide("web", [Descriptor((Entry("remote_address", "2001:db8::/64"),))], client=client)
+    assert counting.taken() == ["2001:db8::/64"]
+    assert counting.refusals.find_seen("2001:db8::/64") == seen
+
+
+@pytest.mark.anyio
 async def test_observing_escalates_nothing() -> None:
     counting = Counting()
     watching = Rule("web", "remote_address", parse_limit("5/minute"), mode=Mode.OBSERVE, escalate=ESCALATE)
