@@ -379,11 +379,17 @@ def _say_ingress(step: WriteIngress) -> Iterator[str]:
     if step.drop:
         yield "What ends on this host is shaped no longer: the programs leave the ingress."
     elif step.ingress is not None:
-        yield f"The program on the ingress of {', '.join(step.ingress.devices)} is put there anew."
+        yield _say_devices(step.ingress.devices)
     number = sum(map(len, step.add.values())) + sum(map(len, step.remove.values()))
     if number:
         gets = "gets" if number == 1 else "get"
         yield f"What ends on this host: {_count(number, 'address', 'addresses')} {gets} another queue, or none."
+
+
+def _say_devices(devices: tuple[str, ...]) -> str:
+    if not devices:
+        return "No program is left on the ingress of any device."
+    return f"The program on the ingress of {', '.join(devices)} is put there anew."
 
 
 def _say_class(device: str, before: QueueClass, after: QueueClass) -> str:

@@ -182,6 +182,7 @@ class Compilation:
         self._settled_few: dict[str, tuple[str, ...]] = {}
         self._settled_trees: dict[str, Tree] = {}
         self._settled_ingress: Ingress | None = None
+        self._barred_anew = False
         self._structure: Structure | None = None
         self._settled: Structure | None = None
         self.protect(facts)
@@ -274,7 +275,7 @@ class Compilation:
     @property
     def changed(self) -> bool:
         """Whether anything has changed since `settle`."""
-        return self._settled is not self.structure or bool(self.touched or self.touched_classes)
+        return self._settled is not self.structure or bool(self.touched or self.touched_classes) or self._barred_anew
 
     @property
     def structure(self) -> Structure:
@@ -367,7 +368,7 @@ class Compilation:
         """Forget what changed, and the numbers of what no rule needs; returns their keys."""
         live = self.structure.sets
         retired = self.numbers.settle()
-        self.touched, self.touched_classes = {}, {}
+        self.touched, self.touched_classes, self._barred_anew = {}, {}, False
         self.shaping.recycle()
         for name in [name for name, held in self.entries.items() if not held and name not in live]:
             del self.entries[name]
@@ -385,6 +386,8 @@ class Compilation:
         before = self.facts
         if _place(facts) != _place(before):
             self._structure = None
+        # Programs go from devices, or come back: that is no drift, and changes no set and no chain.
+        self._barred_anew |= facts.barred != before.barred and bool(len(self.shaping))
         self.facts = facts
         if facts.own != before.own:
             self._count_displacing()

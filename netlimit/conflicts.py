@@ -182,8 +182,9 @@ class HostReport:
     it, `bridged` by bridge the address families of which what it forwards passes iptables (None: unknown).
     `source_routed`: IPv4 packets may name their way. `closing` are the seconds for which connection tracking remembers
     a connection that was reset (0: it tracks none). `foreign` are root qdiscs of others by device, as tc says them,
-    `ahead` the filters of others before ours on the ingress of devices, `redirecting` those that lead what comes in out
-    by another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
+    `ahead` the filters of others before ours on the ingress of devices, `barred` what keeps ours from being there,
+    `skipped` who is not asked for ours is there all the same, `redirecting` the filters that lead what comes in out by
+    another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
     `handing` those that hand it to another device, `looping` those that do so to loopback, `mirroring` those that hand
     a copy of it to one, `diverting` those that have what leaves leave by another device, `returning` those that have
     it, or a copy, come in by one, `translators` modules that translate between the families, `above` devices with those
@@ -215,6 +216,8 @@ class HostReport:
     buckets: Mapping[str, Fill] = field(default_factory=dict)
     foreign: Mapping[str, str] = field(default_factory=dict)
     ahead: Mapping[str, str] = field(default_factory=dict)
+    barred: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
     redirecting: Mapping[str, str] = field(default_factory=dict)
     rewriting: Mapping[str, str] = field(default_factory=dict)
     editing: Mapping[str, str] = field(default_factory=dict)
@@ -263,6 +266,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_untracked_early,
         _find_queued,
         _find_ahead,
+        _find_barred,
         _find_redirected,
         _find_brouted,
         _find_rewritten,
@@ -542,6 +546,27 @@ def _find_ahead(report: HostReport) -> Iterator[Finding]:
             "Take them away (`tc filter del dev … ingress pref …`), or limit what ends here instead (`action: drop`).",
             Spoiled.INCOMING,
             tuple(sorted(report.ahead)),
+        )
+
+
+def _find_barred(report: HostReport) -> Iterator[Finding]:
+    """Who keeps our program from the ingress of devices, or is not asked where it is. Which rules miss something for
+    that, these say themselves."""
+    for device, why in list(report.barred.items())[:1]:
+        more = say_more(report.barred, kind="such device")
+        yield Finding(
+            "no program on an ingress",
+            Severity.WARNING,
+            f"What comes in by {device}{more} and ends on this gateway is not shaped: {why}",
+            "",
+        )
+    for device, why in list(report.skipped.items())[:1]:
+        more = say_more(report.skipped, kind="such device")
+        yield Finding(
+            "chains passed by",
+            Severity.SERIOUS,
+            f"A program of netlimit is still on the ingress of {device}{more}, and should not be: {why}",
+            "A controller takes it away within a second or so; without one, `netlimit apply` does.",
         )
 
 

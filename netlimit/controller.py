@@ -1445,8 +1445,7 @@ class Controller:
         if not len(self._compiled.shaping):
             return drift
         queues = self._kernel.queues()
-        taken = self._premises.find_foreign(queues, self._saved_roots() if queues.foreign else {})
-        if self._premises.find_barred() or taken:
+        if self._premises.find_foreign(queues, self._saved_roots() if queues.foreign else {}):
             self._compiled.protect(self._premises.facts)
         return {**drift, **self._inspection.look_at_queues(self._compiled, queues, self._list_devices)}
 

@@ -201,16 +201,17 @@ class Premises:
         """Read devices, routes, the root qdiscs of others, what they have on the ingress, and where somebody may
         translate; somebody may soon in the families of `translated`, for he did before."""
         topology, translating = self._kernel.topology(), self._kernel.translating() | translated
+        barred = self._kernel.barred()
         self.find_foreign(self._kernel.queues(), saved)
-        self.find_barred()
         # Last: after a look that fails halfway, all has moved still.
-        self._topology, self._translated, self._doubted = topology, translating, False
+        self._topology, self._translated, self._barred, self._doubted = topology, translating, barred, False
 
     def has_moved(self) -> bool:
-        """Whether devices, routes, or who may translate, are others than at the last look."""
-        if self._doubted:
+        """Whether devices, routes, who may translate, or who is in the way on the ingress, are others than at the last
+        look."""
+        if self._doubted or self._kernel.topology() is not self._topology:
             return True
-        return self._kernel.topology() is not self._topology or self._kernel.translating() != self._translated
+        return self._kernel.translating() != self._translated or self._kernel.barred() != self._barred
 
     def forget(self) -> None:
         """Devices and their qdiscs may be others than those that are known, by which rules stand until the next look:
@@ -227,12 +228,6 @@ class Premises:
             if device not in saved or self._kernel.save_root(device) != saved[device]
         }
         return self._foreign != before
-
-    def find_barred(self) -> bool:
-        """Note the devices on whose ingress somebody is in the way of a program of ours; whether they are others than
-        before."""
-        before, self._barred = self._barred, self._kernel.barred()
-        return self._barred != before
 
     def find_safe(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from netlimit.limits import MOST_ENDING, Facts
@@ -11,7 +10,7 @@ from netlimit.misses import say_ending
 from netlimit.routes import devices_of, find_around, find_best, find_inside, list_around, read_starts, read_table
 from netlimit.rules import Direction, Rule, Target, format_target
 from netlimit.several import name_some
-from netlimit.tree import INGRESS_DEVICE, Device, Topology
+from netlimit.tree import INGRESS_DEVICE, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,7 @@ def _find_way(rule: Rule, facts: Facts) -> Way:
 def _leave_out_unspeakable(way: Way, topology: Topology) -> Way:
     devices = tuple(device for device in way.devices if device not in topology.unspeakable)
     out = [device for device in way.devices if device in topology.unspeakable]
-    entered = _find_entered(topology.every)
-    into = sorted(topology.unspeakable.keys() & entered) if INGRESS_DEVICE in devices else []
+    into = sorted(topology.unspeakable.keys() & topology.entered) if INGRESS_DEVICE in devices else []
     missed = []
     if out:
         missed.append(f"What leaves by {name_some(out, _MOST_NAMED)} is not shaped")
@@ -126,14 +124,8 @@ def find_home(target: Target, device: str, topology: Topology) -> Target | None:
 
 
 def find_entrances(topology: Topology) -> tuple[str, ...]:
-    """The devices by which packets come in, whether routes lead there or not: all that are up. What comes in by a port
-    of a bridge or bond comes in by that, but by a port of a VRF itself."""
-    return tuple(sorted(topology.devices.keys() & _find_entered(topology.every)))
-
-
-def _find_entered(devices: Mapping[str, Device]) -> set[str]:
-    masters = {name for name, each in devices.items() if each.kind != "vrf"}
-    return {name for name, each in devices.items() if each.up and each.master not in masters}
+    """The devices by which packets come in, but for those for which nothing can be written."""
+    return tuple(sorted(topology.devices.keys() & topology.entered))
 
 
 def find_stacked(topology: Topology) -> tuple[int, ...]:

@@ -540,7 +540,8 @@ class Shaping:
             return None
         ending, translated = tuple(sorted(self.facts.ending)), tuple(sorted(self.facts.translated))
         topology = self.facts.topology
-        return Ingress(find_entrances(topology), ending, tuple(lanes), translated, find_stacked(topology))
+        devices = tuple(device for device in find_entrances(topology) if device not in self.facts.barred)
+        return Ingress(devices, ending, tuple(lanes), translated, find_stacked(topology))
 
     def classes(self) -> dict[int, list[tuple[str, int]]]:
         """The classes that count each rule's traffic: device and classid."""

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from netlimit.ingress import Ingress
 from netlimit.packet import Side
-from netlimit.tree import Tree
+from netlimit.tree import INGRESS_DEVICE, Tree
 
 SET_PREFIX = "nl-"
 CHAIN_PREFIX = "NL-"
@@ -607,7 +607,8 @@ class Structure:
 class State:
     """All of ours that a kernel holds, or shall hold. Every set of the structure, and every lane of the ingress, has
     its entries, if only none. `trees` are by device. What a kernel holds of the ingress is known by `programs` alone:
-    the digest of the program on each device."""
+    the digest of the program on each device. Where there is none on any other, one on the IFB device, by which nothing
+    comes in, holds the entries."""
 
     structure: Structure = field(default_factory=Structure)
     entries: Entries = field(default_factory=dict)
@@ -618,7 +619,9 @@ class State:
     @property
     def programs(self) -> Mapping[str, str]:
         """The digest of the ingress program on each device."""
-        return self.found_programs if self.ingress is None else dict.fromkeys(self.ingress.devices, self.ingress.digest)
+        if self.ingress is None:
+            return self.found_programs
+        return dict.fromkeys(self.ingress.devices or (INGRESS_DEVICE,), self.ingress.digest)
 
     def __str__(self) -> str:
         """A golden text: the whole state, sorted."""

@@ -246,6 +246,13 @@ class Topology:
         """All devices, those of which nothing can be written too."""
         return {**self.devices, **self.unspeakable}
 
+    @property
+    def entered(self) -> frozenset[str]:
+        """The devices by which packets come in, whether routes lead there or not: all that are up. What comes in by a
+        port of a bridge or bond comes in by that, but by a port of a VRF itself."""
+        masters = {name for name, each in self.every.items() if each.kind != "vrf"}
+        return frozenset(name for name, each in self.every.items() if each.up and each.master not in masters)
+
     @cached_property
     def joining(self) -> frozenset[str]:
         """The bridges of several ports, which forward from one to another."""

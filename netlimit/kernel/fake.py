@@ -414,7 +414,7 @@ class FakeKernel:
 
     def ingress(self) -> Mapping[str, str]:
         """The devices that have our program on their ingress, with its digest."""
-        return dict.fromkeys(self.program.devices, self.program.digest) if self.program else {}
+        return dict.fromkeys(self.program.devices or (INGRESS_DEVICE,), self.program.digest) if self.program else {}
 
     def barred(self) -> Mapping[str, str]:
         """The devices on whose ingress no program of ours can be put, with what is in the way and what to do."""
@@ -448,7 +448,7 @@ class FakeKernel:
             there = {*self.routes.devices, *self.trees}
             if INGRESS_DEVICE not in there:
                 raise KernelError(str(step), f'Cannot find device "{INGRESS_DEVICE}"')
-            devices = tuple(device for device in step.ingress.devices if device in there)
+            devices = tuple(each for each in step.ingress.devices if each in there and each not in self.obstacles)
             step = replace(step, ingress=replace(step.ingress, devices=devices))
         for name, entries in step.add.items():
             for key, entry in entries.items():

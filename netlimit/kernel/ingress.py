@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,6 +24,7 @@ from netlimit.kernel.base import Reading
 from netlimit.kernel.bpf import load_program, read_program
 from netlimit.kernel.maps import Kind, Map
 from netlimit.kernel.names import read_name, read_names
+from netlimit.kernel.nft_ingress import EarlyChainReader, EarlyChains
 from netlimit.kernel.program import (
     KEY,
     MAPPED,
@@ -40,6 +40,7 @@ from netlimit.kernel.queues import is_up
 from netlimit.kernel.rtnetlink import TcMessage, decode, encode
 from netlimit.plain import decode_name
 from netlimit.plan import WriteIngress
+from netlimit.several import name_some
 from netlimit.state import Entry
 from netlimit.tree import INGRESS_DEVICE, Device
 
@@ -49,8 +50,7 @@ _WHAT = "shape what ends on this host"
 _PROGRAM_PREFIX = "nl_"
 _FILTER = INGRESS_DEVICE
 _WITHOUT = " without "
-"""In the name of a filter, between the name proper and the indices, in hexadecimal, of devices that were left out."""
-_LONGEST_NAME = 255
+"""Behind this a former version told in the name of a filter which devices it had left out."""
 _UNASKED = 28268
 """The chain, which nobody asks, of the filter that says that an empty clsact is one of ours."""
 _PRIORITY = 0xFFFF
@@ -94,7 +94,7 @@ class Hooks(NamedTuple):
 
 class _Filter(NamedTuple):
     """A filter of ours: on which device, in which kind of qdisc, at which place (priority and protocol) and under which
-    number there, with which program, where it redirects to, and which devices were left out."""
+    number there, with which program, and where it redirects to."""
 
     device: int
     qdisc: str
@@ -102,7 +102,6 @@ class _Filter(NamedTuple):
     handle: int
     program: int
     target: int
-    left_out: tuple[int, ...]
 
 
 class _Maps(NamedTuple):
@@ -112,22 +111,17 @@ class _Maps(NamedTuple):
     seen: Map
 
 
-def read_ingress() -> Hooks:
+def read_ingress(early: EarlyChains) -> Hooks:
     """The devices that have our program, with its digest; empty where it redirects to what is not there any more, or
-    not up. One that was left out has the digest of the others, as long as nothing can be attached there: the
-    controller, which compares this with what it wants, would else never be done."""
+    not up. Which others can have none depends on where chains of nftables stand (`early`), too."""
     names, target = read_names(), _find_target()
     qdiscs = _read_clsacts()
-    barred = _find_barred(qdiscs, names)
     found: dict[str, str] = {}
     for each in _find_filters(qdiscs):
         works = target is not None and target.up and (each.target, each.place) == (target.index, _INFO)
-        digest = _read_digest(each.program) if works else ""
-        found |= dict.fromkeys((names[index] for index in each.left_out if index in barred), digest)
-        name = names.get(each.device, INGRESS_DEVICE)  # one that has just gone is no more to be told
-        if name != INGRESS_DEVICE:
-            found[name] = digest
-    return Hooks(found, {names[index]: why for index, why in barred.items()})
+        if each.device in names:  # one that has just gone is no more to be told
+            found[names[each.device]] = _read_digest(each.program) if works else ""
+    return Hooks(found, {names[index]: why for index, why in _find_barred(qdiscs, names, early).items()})
 
 
 def find_ahead() -> dict[str, str]:
@@ -338,21 +332,19 @@ def _write(step: WriteIngress, filters: list[_Filter], maps: _Maps) -> None:
 
 def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
     """Put a program on the devices; one that has ours changes from one packet to the next. A device may have gone
-    meanwhile: the others have their program all the same."""
+    meanwhile, or somebody may have come in the way: the others have their program all the same."""
     target = _bring_up_target()
-    found = {device: _find_device(device) for device in ingress.devices}
-    indices = {device: index for device, index in found.items() if index}
-    left_out = _leave_out(indices)
-    if found and not indices:
+    indices = {device: index for device in ingress.devices if (index := _find_device(device))}
+    _leave_out(indices)
+    if not indices:
         indices = {INGRESS_DEVICE: target}  # no packet comes in there: the program does nothing but hold the maps
-    name = _name_filter(left_out)
     own = {each.device: each.handle for each in filters if each.place == _INFO}
     program = _load(ingress, target, maps)
     refused: list[OSError] = []
     try:
         for index in indices.values():
             try:
-                _write_filter(index, own.get(index), program, target, name)
+                _write_filter(index, own.get(index), program, target)
             except OSError as error:
                 if index in read_names():
                     refused.append(error)
@@ -363,34 +355,19 @@ def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
         raise refused[0]
 
 
-def _leave_out(indices: dict[str, int]) -> list[int]:
+def _leave_out(indices: dict[str, int]) -> None:
     """Take away devices on which no filter of ours can be put; tell an operator."""
-    barred = _find_barred(_read_clsacts(), read_names())
-    left_out = {device: index for device, index in indices.items() if index in barred}
-    for device in left_out:
+    barred = _find_barred(_read_clsacts(), read_names(), EarlyChainReader().read())
+    for device in [device for device, index in indices.items() if index in barred]:
         why = barred[indices.pop(device)]
         log.warning("What comes in by %s and ends on this host is not shaped: %s", device, why)
-    return [*left_out.values()]
-
-
-def _name_filter(left_out: Iterable[int]) -> str:
-    """The name of a filter. Devices for which it has no room are found missing again and again, but nothing is refused
-    for them."""
-    text = " ".join(f"{index:x}" for index in left_out)
-    name = _FILTER + _WITHOUT * bool(text) + text
-    return name if len(name) <= _LONGEST_NAME else name[: name.rindex(" ", 0, _LONGEST_NAME + 1)]
-
-
-def _read_left_out(text: str) -> tuple[int, ...]:
-    """The devices in the name of a filter; an older program of ours has their names there."""
-    return tuple(int(each, 16) for each in text.split() if re.fullmatch("[0-9a-f]+", each))
 
 
 def _load(ingress: Ingress, target: int, maps: _Maps) -> int:
     return load_program(write_program(ingress, target, *maps), _PROGRAM_PREFIX + ingress.digest)
 
 
-def _write_filter(index: int, own: int | None, program: int, target: int, name: str) -> None:
+def _write_filter(index: int, own: int | None, program: int, target: int) -> None:
     """Put a program on a device, in the place of `own`, the number of ours. Where there is none, nothing makes way: who
     has just come first is refused here, and found the next time."""
     with suppress(FileExistsError):  # an older "ingress" does as well
@@ -400,7 +377,7 @@ def _write_filter(index: int, own: int | None, program: int, target: int, name: 
     action = encode(_KIND, b"mirred\0") + encode(_OPTIONS, mirred)
     options = (
         encode(_BPF_FD, struct.pack("=I", program))
-        + encode(_BPF_NAME, name.encode() + b"\0")
+        + encode(_BPF_NAME, _FILTER.encode() + b"\0")
         + encode(_BPF_ACTION, encode(_FIRST_ACTION, action))
     )
     wanted = TcMessage(index, own or _HANDLE, _INGRESS, _INFO, {_KIND: b"bpf\0", _OPTIONS: options})
@@ -477,19 +454,25 @@ def _find_filters(qdiscs: Iterable[TcMessage] | None = None) -> Iterator[_Filter
                 options = decode(each.attributes.get(_OPTIONS, b""))
                 if _read_text(each.attributes[_KIND]) != "bpf":
                     continue
-                name, _, left_out = _read_text(options.get(_BPF_NAME, b"")).partition(_WITHOUT)
-                if name == _FILTER:
+                if _read_text(options.get(_BPF_NAME, b"")).partition(_WITHOUT)[0] == _FILTER:
                     program, target = struct.unpack("=I", options[_BPF_ID])[0], _read_target(options[_BPF_ACTION])
-                    place, without = (each.info, each.handle), _read_left_out(left_out)
-                    yield _Filter(qdisc.device, kind, *place, program, target, without)
+                    yield _Filter(qdisc.device, kind, each.info, each.handle, program, target)
 
 
-def _find_barred(qdiscs: Iterable[TcMessage], names: Mapping[int, str]) -> dict[int, str]:
+def _find_barred(qdiscs: Iterable[TcMessage], names: Mapping[int, str], early: EarlyChains) -> dict[int, str]:
     """The devices on whose ingress no filter of ours can be put, with the reason: it would be one of many devices, or
-    somebody else has the last place. To stand before him is no way, for what ours leads to the IFB device he would not
-    see."""
+    somebody else has the last place, or a chain of nftables. To stand before him is no way, for what ours leads to the
+    IFB device he would not see. Where it is not known who stands there, ours does not come, and does not go."""
     own = {each.device for each in _find_filters(qdiscs) if each.place == _INFO}
-    found = {}
+    found: dict[int, str] = {}
+    for index, name in names.items():
+        if chains := early.find(name):
+            found[index] = _say_chained(chains)
+        elif early.unread is not None and index not in own:
+            found[index] = (
+                f"whether a chain of nftables stands on its ingress is not known ({early.unread}). It would not "
+                "be asked about what netlimit leads to its queues, so that netlimit puts nothing there meanwhile."
+            )
     for qdisc in (each for each in qdiscs if each.device in names):
         name, kind = names[qdisc.device], _read_text(qdisc.attributes[_KIND])
         if _INGRESS_BLOCK in qdisc.attributes:
@@ -504,6 +487,14 @@ def _find_barred(qdiscs: Iterable[TcMessage], names: Mapping[int, str]) -> dict[
                 "would still be asked first, and both would hold."
             )
     return found
+
+
+def _say_chained(chains: list[str]) -> str:
+    return (
+        f"a chain of nftables ({name_some(chains, 1)}) stands on its ingress. It would not be asked about what "
+        "netlimit leads to its queues, nor drop it, so that netlimit puts nothing there. In prerouting (`type filter "
+        "hook prerouting priority raw`) that chain sees all; or limit what ends here instead (`action: drop`)."
+    )
 
 
 def _find_last(index: int) -> str | None:

@@ -19,6 +19,7 @@ from netlimit.kernel.claim import Claim, claimed, is_claimed
 from netlimit.kernel.connections import ConnectionReader
 from netlimit.kernel.holders import HolderWatch
 from netlimit.kernel.marks import MarkReader
+from netlimit.kernel.nft_ingress import EarlyChainReader
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
 from netlimit.kernel.survey import NFTABLES, TWINS, look_round
 from netlimit.kernel.tools import Listing
@@ -55,7 +56,8 @@ class LinuxKernel:
         self._busy: frozenset[str] = frozenset()
         self._foreign: dict[str, str] = {}
         self._writers = HolderWatch(Claim.WRITER)
-        self._ingress = Watched(LINKS | QUEUES, ingress.read_ingress)
+        chains = EarlyChainReader()
+        self._ingress = Watched(LINKS | QUEUES, lambda: ingress.read_ingress(chains.read()), chains.read)
 
     def probe(self) -> HostFacts:
         """Find out what this host can do. Leaves no trace on it."""
@@ -80,7 +82,7 @@ class LinuxKernel:
             return look_round(
                 *(capabilities.read_hz(), foreign, Path("/"), thorough, listing),
                 lambda table: self._twins[table].read(patience),
-                self.topology,
+                *(self.topology, self._ingress.get),
             )
 
     def marks(self, patience: float = 0.0) -> MarkUse:

@@ -42,18 +42,23 @@ class Notices:
 
 
 class Watched(Generic[T]):
-    """What `read` gives, kept until the kernel tells of a change, or half a minute has passed."""
+    """What `read` gives, kept until the kernel tells of a change, or half a minute has passed; or until `ask`, for what
+    it does not tell by itself, gives something else."""
 
-    def __init__(self, groups: int, read: Callable[[], T]) -> None:
+    def __init__(self, groups: int, read: Callable[[], T], ask: Callable[[], object] = lambda: None) -> None:
         self._notices = Notices(groups)
         self._read = read
+        self._ask = ask
+        self._asked: object = None
         self._kept: tuple[T] | None = None
         self._until = 0.0
 
     def get(self) -> T:
-        """The same object as before while nothing has changed. Raises what `read` does."""
-        if self._notices.heard() or self._kept is None or time.monotonic() >= self._until:
+        """The same object as before while nothing has changed. Raises what `read` and `ask` do."""
+        asked = self._ask()
+        has_changed = self._notices.heard() or asked != self._asked
+        if has_changed or self._kept is None or time.monotonic() >= self._until:
             self._kept = None  # what cannot be read is not kept
-            self._kept = (self._read(),)
+            self._kept, self._asked = (self._read(),), asked
             self._until = time.monotonic() + LONGEST_TRUST
         return self._kept[0]

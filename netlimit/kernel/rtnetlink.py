@@ -74,14 +74,14 @@ def read_bodies(kind: int, index: int, parent: int = 0, extra: bytes = b"") -> l
     return read_whole(kind, _TC.pack(0, index, 0, parent, 0) + extra)
 
 
-def read_whole(kind: int, body: bytes) -> list[bytes]:
+def read_whole(kind: int, body: bytes, protocol: int = socket.NETLINK_ROUTE) -> list[bytes]:
     """The bodies of all messages of a kind, of one moment. Raises OSError.
 
     What changes while it is read is read again, if the kernel says so; after some attempts, what there is must do.
     Linux 6.18 says so of devices and routes, but not of classes: while others go, a reading can miss a few.
     """
     for _ in range(_ATTEMPTS):
-        answer = _ask(kind, _DUMP, body)
+        answer = _ask(kind, _DUMP, body, protocol)
         if not answer.interrupted:
             break
     return answer.bodies
@@ -147,12 +147,17 @@ def decode(data: bytes, start: int = 0) -> dict[int, bytes]:
 
 def list_values(data: bytes) -> Iterator[bytes]:
     """The values of the attributes in some bytes, also of several of one number (a list)."""
+    return (value for _, value in list_attributes(data))
+
+
+def list_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The same, each with its number."""
     start = 0
     while start + _ATTRIBUTE.size <= len(data):
-        length, _ = _ATTRIBUTE.unpack_from(data, start)
+        length, number = _ATTRIBUTE.unpack_from(data, start)
         if length < _ATTRIBUTE.size:
             return
-        yield data[start + _ATTRIBUTE.size : start + length]
+        yield number & 0x3FFF, data[start + _ATTRIBUTE.size : start + length]
         start += (length + 3) & ~3
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ from netlimit.errors import KernelError
 from netlimit.kernel import ipset, iptables
 from netlimit.kernel.addresses import read_firsts, read_own
 from netlimit.kernel.ingress import (
+    Hooks,
     find_ahead,
     find_diverting,
     find_editing,
@@ -84,11 +85,12 @@ def look_round(
     list_nftables: Callable[[], str] | None = None,
     list_twin: Callable[[str], str] | None = None,
     read_topology: Callable[[], Topology] = Topology,
+    read_hooks: Callable[[], Hooks] = lambda: Hooks({}, {}),
 ) -> HostReport:
     """Look round. `foreign` are root qdiscs of others by device; `root` is where files are looked for. What is not
     `thorough` leaves out what takes long: the tables of hashlimit, the multicast groups, and the hardware.
     `list_nftables`, and `list_twin` for a table of TWINS, are for who does not want to wait for the end of it;
-    `read_topology` tells of routes that are read anyway.
+    `read_topology` and `read_hooks` tell of routes, and of what is on the ingress, which are read anyway.
 
     It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
     look = _Look()
@@ -103,6 +105,9 @@ def look_round(
         _NO_TABLES,
     )
     mangle = tuple(printed for _, table, printed in rules if table == "mangle")
+    hooks = look.at(
+        "who is in the way on the ingress", lambda: _cut(read_hooks(), read_topology().entered), Hooks({}, {})
+    )
     nat = (*((family, printed) for family, table, printed in rules if table == "nat"), *twins)
     return HostReport(
         hz=hz,
@@ -129,6 +134,8 @@ def look_round(
         buckets=look.at("how full tables of hashlimit are", lambda: dict(_read_buckets()), {}) if thorough else {},
         foreign=foreign,
         ahead=look.at("filters on the ingress of devices", find_ahead, {}),
+        barred={device: why for device, why in hooks.barred.items() if device not in hooks.programs},
+        skipped={device: why for device, why in hooks.barred.items() if device in hooks.programs},
         redirecting=look.at("what filters lead away", find_redirecting, {}),
         diverting=look.at("what filters have leave by another device", find_diverting, {}),
         translators=look.at("which modules translate", lambda: tuple(_find_translators()), _NOTHING),
@@ -198,6 +205,12 @@ class _Look:
                 continue
             if re.search(pattern, text, re.MULTILINE):
                 yield called
+
+
+def _cut(hooks: Hooks, entered: Collection[str]) -> Hooks:
+    """Who is in the way where packets come in, if programs of ours are anywhere."""
+    there = {device: why for device, why in hooks.barred.items() if device in entered and hooks.programs}
+    return Hooks(hooks.programs, there)
 
 
 def _find_bridges() -> Iterator[str]:

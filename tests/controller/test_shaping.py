@@ -700,6 +700,20 @@ def test_who_is_in_the_way_on_an_ingress_is_told_as_long_as_he_is_there(gateway:
     assert gateway.said(sent) == said
 
 
+def test_a_device_has_its_program_as_often_as_nobody_is_in_the_way_there(gateway: Shaper) -> None:
+    """However often he comes and goes: nobody has undone anything, so that it is no fight to rest from."""
+    gateway.shape("10.1.0.2", direction="from")
+    gateway.tick()
+    for _ in range(MOST_REPAIRS + 1):
+        for obstacles, left in (({"lan", "wan"}, {INGRESS_DEVICE}), ({"lan"}, {"wan"}), (set(), {"lan", "wan"})):
+            gateway.kernel.obstacles = dict.fromkeys(obstacles, "a chain of nftables.")
+            gateway.tick()
+            assert gateway.kernel.ingress().keys() == left
+            assert not gateway.controller.plan()
+    (status,) = gateway.store.hosts()
+    assert (status.drift, status.drifted, status.repairs) == (0, 0, {})
+
+
 def test_somebody_puts_a_qdisc_in_the_place_of_ours(gateway: Shaper) -> None:
     rule, other = gateway.shape("10.1.0.2"), gateway.shape("192.0.2.7")
     gateway.tick()

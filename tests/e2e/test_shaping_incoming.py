@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -179,3 +181,85 @@ def test_who_asks_for_an_address_by_dhcp_waits_for_nobody(gateway: Gateway, lab:
     assert gateway.count(rule).matched_packets == before
     (other,) = gateway.add(shape(SERVER, direction="to", interface="wan"))
     assert gateway.state(other)[0] is State.APPLIED, "passes go on"
+
+
+STRANGERS = {4: "10.1.0.66", 6: "fd00:1::66"}
+TAKEN_AWAY = 5.0
+"""Seconds; a second or so where the machine has nothing else to do."""
+
+
+@contextmanager
+def dropped_early(lab: Lab, kind: str) -> Iterator[None]:
+    """A chain of nftables on the ingress of `lan` drops what comes from strangers."""
+    rules = f"ip saddr {STRANGERS[4]} drop; ip6 saddr {STRANGERS[6]} drop;"
+    chain = f'chain drops {{ type filter hook ingress device "lan" priority -500; {rules} }};'
+    lab.gateway.run("nft", f"table {kind} early {{ {chain} }};")
+    try:
+        yield
+    finally:
+        lab.gateway.run("nft", "delete", "table", kind, "early")
+
+
+def count_arriving(lab: Lab, family: int, source: str) -> int:
+    """How many of thirty datagrams from a source reach a socket of the gateway; all of the client's do."""
+    own, target = ENDS[family]
+    with streams.receive(lab.gateway, PORT) as receiver:
+        for each in (source, own):
+            packet = frames.ip(each, target, frames.UDP, frames.udp(each, target, PORT, 4000, b"x"))
+            frames.send(lab.client, [frames.frame(packet)] * SENT)
+    arrived = receiver.report().by_source
+    assert arrived[own] == SENT
+    return arrived.get(source, 0)
+
+
+def wait_for_programs(gateway: Gateway, *devices: str) -> float:
+    """Until these devices have one; how many seconds that took."""
+    began = time.monotonic()
+    gateway.wait(lambda: gateway.kernel.ingress().keys() == {*devices}, f"programs on {devices}")
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("kind", ["netdev", "inet"])
+def test_what_a_chain_of_nftables_drops_on_an_ingress_stays_dropped(gateway: Gateway, lab: Lab, kind: str) -> None:
+    """What is led over an IFB device comes back behind such chains: where one stands, nothing is led there."""
+    with dropped_early(lab, kind):
+        rules = gateway.add(*(shape(own, "50 Mbit/s", direction="to") for _, own in ENDS.values()))
+        for rule in rules:
+            told = gateway.wait_for_state(rule, State.DEGRADED)
+            assert told.startswith("What comes in by lan and ends on this host is not shaped: a chain of nftables ")
+            assert f"({kind} early drops)" in told
+        assert gateway.kernel.ingress().keys() == {"wan"}
+        assert [count_arriving(lab, family, each) for family, each in STRANGERS.items()] == [0, 0]
+        said = gateway.attempt("doctor").stdout
+        assert "WARNING: no program on an ingress. What comes in by lan and ends on this gateway is not shaped" in said
+    wait_for_programs(gateway, "lan", "wan")
+    for rule in rules:
+        gateway.wait_for_state(rule, State.APPLIED)
+    assert [count_arriving(lab, family, each) for family, each in STRANGERS.items()] == [SENT, SENT]
+
+
+def test_a_chain_of_nftables_that_comes_takes_the_program_away_at_once(gateway: Gateway, lab: Lab) -> None:
+    (rule,) = gateway.add(shape(LAN, "50 Mbit/s", direction="to"))
+    wait_for_programs(gateway, "lan", "wan")
+    before = gateway.store.hosts()[0].drift
+    with dropped_early(lab, "netdev"):
+        assert wait_for_programs(gateway, "wan") < TAKEN_AWAY
+        assert count_arriving(lab, 4, STRANGERS[4]) == 0
+        gateway.wait_for_state(rule, State.DEGRADED)
+    gateway.wait_for_state(rule, State.APPLIED)
+    wait_for_programs(gateway, "lan", "wan")
+    assert gateway.store.hosts()[0].drift == before, "nobody has undone anything"
+
+
+def test_a_program_that_passes_a_chain_by_is_told_where_no_controller_runs(gateway: Gateway, lab: Lab) -> None:
+    gateway.add(shape(LAN, "50 Mbit/s", direction="to"))
+    wait_for_programs(gateway, "lan", "wan")
+    gateway.stop()
+    try:
+        with dropped_early(lab, "netdev"):
+            assert "SERIOUS: chains passed by. A program of netlimit is still on" in gateway.attempt("doctor").stdout
+            gateway.do("apply")
+            assert gateway.kernel.ingress().keys() == {"wan"}
+            assert "chains passed by" not in gateway.attempt("doctor").stdout
+    finally:
+        gateway.start()

@@ -339,6 +339,17 @@ def test_a_program_leaves_a_device(incoming: Kernel) -> None:
     assert entries(incoming) == {"nl-t": HERE}
 
 
+def test_where_no_device_has_a_program_its_entries_wait_for_the_next(incoming: Kernel) -> None:
+    incoming.apply(WriteIngress(INGRESS, {"nl-t": HERE}))
+    nowhere = replace(INGRESS, devices=())
+    incoming.apply(WriteIngress(nowhere, {"nl-u": AWAY}))
+    assert (incoming.ingress(), State(ingress=nowhere).programs) == ({INGRESS_DEVICE: nowhere.digest},) * 2
+    assert entries(incoming) == {"nl-t": HERE, "nl-u": AWAY}
+    incoming.apply(WriteIngress(INGRESS))
+    assert incoming.ingress() == dict.fromkeys(("lan", "wan"), INGRESS.digest)
+    assert entries(incoming) == {"nl-t": HERE, "nl-u": AWAY}
+
+
 def test_without_a_program_nothing_looks_at_entries(incoming: Kernel) -> None:
     refused(incoming, WriteIngress(add={"nl-t": HERE}))
     incoming.apply(WriteIngress(remove={"nl-t": ("10.1.0.1",)}))

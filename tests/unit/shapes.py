@@ -92,6 +92,7 @@ CHANGES = st.one_of(
     *(st.builds(lambda seen: Step("see", (seen,)), _SEEN),) * 2,
     st.builds(lambda share: Step("leave", (share,)), st.integers(1, 3)),
     st.builds(lambda topology: Step("route", (topology,)), st.sampled_from(TOPOLOGIES)),
+    st.builds(lambda devices: Step("bar", (devices,)), st.sampled_from(((), ("lan",), ("wan",), ("lan", "wan")))),
 )
 """What may happen between two passes."""
 
@@ -141,6 +142,11 @@ class Gateway:
         """Devices and routes are others now."""
         self.kernel.routes = topology
         self.compilation.protect(replace(self.compilation.facts, topology=topology))
+
+    def bar(self, devices: Iterable[str]) -> None:
+        """Somebody is in the way on the ingress of these devices now."""
+        self.kernel.obstacles = dict.fromkeys(devices, "a filter of somebody else.")
+        self.compilation.protect(replace(self.compilation.facts, barred=self.kernel.barred()))
 
     def take(self, steps: Iterable[Step]) -> None:
         """Let it all happen; then rules that had no place are tried again."""

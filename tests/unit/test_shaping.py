@@ -13,7 +13,7 @@ from netlimit.compile import Compilation
 from netlimit.htb import MTU
 from netlimit.limits import Facts
 from netlimit.packet import Packet
-from netlimit.plan import WriteTree, diff
+from netlimit.plan import WriteIngress, WriteTree, diff
 from netlimit.routing import find_way
 from netlimit.rules import Rule, parse_rule
 from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS, Note
@@ -693,6 +693,19 @@ def test_where_somebody_is_in_the_way_on_an_ingress_the_operator_hears() -> None
     assert [number for number in told if told[number] != free.get(number)] == [2]
     made.compilation.protect(gateway_facts)
     assert made.compilation.shaping.notes == free
+
+
+def test_where_somebody_is_in_the_way_on_an_ingress_no_program_is_put() -> None:
+    made = gateway(shape(1, "10.1.0.2", direction="from"))
+    assert made.kernel.ingress().keys() == {"lan", "wan"}
+    for barred, left in ((("lan",), {"wan"}), (("lan", "wan"), {INGRESS_DEVICE}), ((), {"lan", "wan"})):
+        made.bar(barred)
+        assert made.compilation.changed, "the next pass writes it, and calls it no drift"
+        assert [type(step) for step in made.plan().steps] == [WriteIngress]
+        made.sync()
+        made.check()
+        assert made.kernel.ingress().keys() == left
+        assert (made.compilation.changed, made.plan_all().steps) == (False, ())
 
 
 def test_a_device_with_the_qdisc_of_somebody_else_is_left_alone() -> None:
