@@ -183,17 +183,18 @@ class HostReport:
     `source_routed`: IPv4 packets may name their way. `closing` are the seconds for which connection tracking remembers
     a connection that was reset (0: it tracks none). `foreign` are root qdiscs of others by device, as tc says them,
     `ahead` the filters of others before ours on the ingress of devices, `barred` what keeps ours from being there,
-    `skipped` who is not asked for ours is there all the same, `redirecting` the filters that lead what comes in out by
-    another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
-    `handing` those that hand it to another device, `looping` those that do so to loopback, `mirroring` those that hand
-    a copy of it to one, `diverting` those that have what leaves leave by another device, `returning` those that have
-    it, or a copy, come in by one, `translators` modules that translate between the families, `above` devices with those
-    that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices
-    whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the
-    tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device. `segments` are
-    destinations of SRv6 on this host, `local` what ends here by a route, `diversions` routes that put what comes in
-    into tunnels before it is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way,
-    `labelled` those by which packets with labels of MPLS may. `unspeakable` are devices whose name no tool can be told.
+    `skipped` who is not asked for ours is there all the same, `clsacts` the devices with such a qdisc that we use,
+    `redirecting` the filters that lead what comes in out by another device, `rewriting` those that translate its
+    addresses, `editing` those that write something into it, `handing` those that hand it to another device, `looping`
+    those that do so to loopback, `mirroring` those that hand a copy of it to one, `diverting` those that have what
+    leaves leave by another device, `returning` those that have it, or a copy, come in by one, `translators` modules
+    that translate between the families, `above` devices with those that stand on them (bridges, bonds, VLANs), `ifbs`
+    devices from which packets come back, `offloading` the devices whose hardware may forward by itself. `sets` are
+    ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit. `groups` are multicast
+    addresses that devices listen to, each with the device. `segments` are destinations of SRv6 on this host, `local`
+    what ends here by a route, `diversions` routes that put what comes in into tunnels before it is forwarded,
+    `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by which packets with
+    labels of MPLS may. `unspeakable` are devices whose name no tool can be told.
     `namespaces`: any local user may make some. `unknown` is what could not be read, with the reason.
     """
 
@@ -218,6 +219,7 @@ class HostReport:
     ahead: Mapping[str, str] = field(default_factory=dict)
     barred: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
+    clsacts: tuple[str, ...] = ()
     redirecting: Mapping[str, str] = field(default_factory=dict)
     rewriting: Mapping[str, str] = field(default_factory=dict)
     editing: Mapping[str, str] = field(default_factory=dict)
@@ -267,6 +269,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_queued,
         _find_ahead,
         _find_barred,
+        _find_kept,
         _find_redirected,
         _find_brouted,
         _find_rewritten,
@@ -567,6 +570,20 @@ def _find_barred(report: HostReport) -> Iterator[Finding]:
             Severity.SERIOUS,
             f"A program of netlimit is still on the ingress of {device}{more}, and should not be: {why}",
             "A controller takes it away within a second or so; without one, `netlimit apply` does.",
+        )
+
+
+def _find_kept(report: HostReport) -> Iterator[Finding]:
+    """What of ours keeps neighbours from adding theirs."""
+    if report.clsacts:
+        yield Finding(
+            "clsact",
+            Severity.NOTE,
+            f"netlimit uses a clsact qdisc on {name_some(report.clsacts, _NAMED)}: nobody can add one of the kind "
+            "ingress there (SQM, wondershaper, `<inbound>` of libvirt, the CNI plugin bandwidth; `Exclusivity flag on, "
+            "cannot modify`).",
+            "Filters can be added to it as well, not by `parent ffff:` but by `tc filter add dev … ingress …`. Or run "
+            "`netlimit teardown`, let the others add theirs, with which netlimit does, too, and then `netlimit apply`.",
         )
 
 

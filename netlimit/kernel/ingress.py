@@ -308,6 +308,13 @@ def try_ingress(device: str) -> None:
     write_ingress(WriteIngress(drop=True, whole=True))
 
 
+def read_clsacts() -> tuple[str, ...]:
+    """The devices, but our own, with a clsact in which a program of ours is, or that is kept for the next one."""
+    names = {index: name for index, name in read_names().items() if name != INGRESS_DEVICE}
+    used = {each.device for each in _find_filters() if each.qdisc == "clsact"}
+    return tuple(sorted(names[index] for index in used.union(_find_kept()) if index in names))
+
+
 def read_kept() -> tuple[str, ...]:
     """The devices whose clsact is kept for the next program."""
     names = read_names()

@@ -27,6 +27,7 @@ from netlimit.kernel.ingress import (
     find_redirecting,
     find_returning,
     find_rewriting,
+    read_clsacts,
     read_ifbs,
 )
 from netlimit.kernel.marks import read_routing_marks
@@ -88,8 +89,8 @@ def look_round(
     read_hooks: Callable[[], Hooks] = lambda: Hooks({}, {}),
 ) -> HostReport:
     """Look round. `foreign` are root qdiscs of others by device; `root` is where files are looked for. What is not
-    `thorough` leaves out what takes long: the tables of hashlimit, the multicast groups, and the hardware.
-    `list_nftables`, and `list_twin` for a table of TWINS, are for who does not want to wait for the end of it;
+    `thorough` leaves out what takes long: the tables of hashlimit, the multicast groups, and the hardware; and qdiscs
+    of ours. `list_nftables`, and `list_twin` for a table of TWINS, are for who does not want to wait for the end of it;
     `read_topology` and `read_hooks` tell of routes, and of what is on the ingress, which are read anyway.
 
     It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
@@ -136,6 +137,7 @@ def look_round(
         ahead=look.at("filters on the ingress of devices", find_ahead, {}),
         barred={device: why for device, why in hooks.barred.items() if device not in hooks.programs},
         skipped={device: why for device, why in hooks.barred.items() if device in hooks.programs},
+        clsacts=look.at("which qdiscs are ours", read_clsacts, ()) if thorough else (),
         redirecting=look.at("what filters lead away", find_redirecting, {}),
         diverting=look.at("what filters have leave by another device", find_diverting, {}),
         translators=look.at("which modules translate", lambda: tuple(_find_translators()), _NOTHING),

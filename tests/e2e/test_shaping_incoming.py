@@ -232,6 +232,7 @@ def test_what_a_chain_of_nftables_drops_on_an_ingress_stays_dropped(gateway: Gat
         assert [count_arriving(lab, family, each) for family, each in STRANGERS.items()] == [0, 0]
         said = gateway.attempt("doctor").stdout
         assert "WARNING: no program on an ingress. What comes in by lan and ends on this gateway is not shaped" in said
+        assert "NOTE: clsact. netlimit uses a clsact qdisc on" in said
     wait_for_programs(gateway, "lan", "wan")
     for rule in rules:
         gateway.wait_for_state(rule, State.APPLIED)

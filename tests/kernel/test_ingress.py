@@ -1360,16 +1360,16 @@ def test_a_chain_of_nftables_may_stand_on_all_devices_whose_names_begin_alike(
 def test_who_is_in_the_way_is_told_where_packets_come_in_and_something_is_shaped(listed: Network) -> None:
     """What comes in by a port of a bridge comes in by the bridge."""
     listed.gateway.run("nft", drop_early("netdev", "devices = { g1, g2 }"))
-    assert listed.gateway.survey().barred == {}
+    assert (listed.gateway.survey().barred, listed.gateway.survey().clsacts) == ({}, ())
     ingress = listed.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
     told = listed.gateway.survey()
-    assert (told.barred.keys(), told.skipped.keys()) == ({"g1"}, set())
+    assert (told.barred.keys(), told.skipped.keys(), told.clsacts) == ({"g1"}, set(), ("g0",))
     listed.gateway.run("nft", drop_early("inet"))
     told = listed.gateway.survey()
     assert (told.barred.keys(), told.skipped.keys()) == ({"g1"}, {"g0"})
     listed.apply(WriteIngress(ingress))
     told = listed.gateway.survey()
-    assert (told.barred.keys(), told.skipped.keys()) == ({"g0", "g1"}, set())
+    assert (told.barred.keys(), told.skipped.keys(), told.clsacts) == ({"g0", "g1"}, set(), ("g0",))
 
 
 def test_what_nobody_may_read_of_nftables_bars_devices_without_a_program_alone(network: Network) -> None:

@@ -112,6 +112,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(barred={"lan": "A."}), "no program on an ingress", Severity.WARNING, "by lan and ends on this gateway"),
     (HostReport(barred={"b": "B.", "a": "A."}), "no program on an ingress", Severity.WARNING, "by b and 1 more such"),
     (HostReport(skipped={"lan": "A chain."}), "chains passed by", Severity.SERIOUS, "of lan, and should not be: A"),
+    (HostReport(clsacts=("lan", "wan")), "clsact", Severity.NOTE, "netlimit uses a clsact qdisc on lan, wan: nobody"),
     (HostReport(nftables=PRIORITY), "packet priority", Severity.WARNING, "chain voip of nftables"),
     (HostReport(offloading=("eth0",)), "hardware offload", Severity.WARNING, "ethtool -K eth0 hw-tc-offload off"),
     (HostReport(closing=60), "reset connections", Severity.WARNING, "timeout_close=10"),
