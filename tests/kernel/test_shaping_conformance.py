@@ -351,7 +351,8 @@ def test_where_no_device_has_a_program_its_entries_wait_for_the_next(incoming: K
 
 
 def test_without_a_program_nothing_looks_at_entries(incoming: Kernel) -> None:
-    refused(incoming, WriteIngress(add={"nl-t": HERE}))
+    incoming.apply(WriteIngress(add={"nl-t": HERE}))
+    assert (incoming.ingress(), entries(incoming)) == ({}, {})
     incoming.apply(WriteIngress(remove={"nl-t": ("10.1.0.1",)}))
     incoming.apply(WriteIngress(drop=True))
     assert (incoming.ingress(), entries(incoming), incoming.ingress_seen(["nl-t"])) == ({}, {}, {})
