@@ -114,6 +114,7 @@ def test_the_lock_of_iptables_is_for_root_and_the_controller(stage: Stage, kind:
     command = shlex.join([sys.executable, *COMMAND, "prepare"])
     script = f"""
         mount -t {kind} -o mode=755 none /run
+        mkdir -p /run/netlimit/bpf && mount -t bpf bpf /run/netlimit/bpf  # else prepare tells that it is apart
         {made}
         {command} && {command}
         for each in {CONTROLLER} {API} nobody; do {python} $each {shlex.quote(TAKE)}; done
