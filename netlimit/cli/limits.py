@@ -79,13 +79,14 @@ def put(
 ) -> None:
     """Keep the limits of the domain that a document names, in the place of those that it had."""
     from netlimit.l7.document import parse_document
+    from netlimit.l7.files import is_json
     from netlimit.l7.markup import decode
 
     content = sys.stdin.buffer.read(MOST + 1) if str(file) == "-" else read_whole(file)
     text = decode(content)
-    is_json = file.suffix == ".json" or (str(file) == "-" and text.lstrip().startswith("{"))
-    domain = parse_document(text, is_json).domain
-    headers = {"Content-Type": _JSON if is_json else _YAML}
+    is_in_json = is_json(file) or (str(file) == "-" and text.lstrip().startswith("{"))
+    domain = parse_document(text, is_in_json).domain
+    headers = {"Content-Type": _JSON if is_in_json else _YAML}
     with open_client(context) as client:
         kept = client.call(
             "PUT",
@@ -127,11 +128,12 @@ def explain(
     """Explain which rule a descriptor finds, which counter, and why; or why none."""
     from netlimit.l7 import explain as explaining
     from netlimit.l7.document import parse_document
+    from netlimit.l7.files import is_json
     from netlimit.l7.markup import decode
 
     entries = explaining.parse_descriptor(descriptor)
     if Path(source).is_file():
-        document = parse_document(decode(read_whole(Path(source))), source.endswith(".json"))
+        document = parse_document(decode(read_whole(Path(source))), is_json(Path(source)))
     else:
         with open_client(context) as client:
             document = parse_document(client.read_text(limits_path(source), _JSON), is_json=True)

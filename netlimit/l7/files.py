@@ -14,7 +14,7 @@ from netlimit.l7 import markup
 from netlimit.l7.document import Document, parse_document
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""What files in a folder are called that are read; those that begin with a dot are not."""
+"""How files in a folder end that are read, also in capitals; those that begin with a dot are not."""
 MOST_FILES = 1000
 REST = 0.5
 """Seconds for which nothing must change before it is read: who writes a file may not have come to its end."""
@@ -142,7 +142,7 @@ def look(path: Path, known: Container[Path] = ()) -> Marks:
     nothing at all, LimitError where there is too much."""
     if not path.is_dir():
         return {path: _mark(path.stat())}
-    found = sorted(each.name for each in os.scandir(path) if each.name.endswith(SUFFIXES))
+    found = sorted(each.name for each in os.scandir(path) if each.name.lower().endswith(SUFFIXES))
     names = [path / name for name in found if not name.startswith(".")]
     if len(names) > MOST_FILES:
         raise LimitError("", f"There are {len(names)} files of limits; {MOST_FILES} are the most.")
@@ -165,7 +165,12 @@ def read_file(path: Path, mark: Mark | str) -> Document:
         raise LimitError("", mark)
     with path.open("rb") as file:
         content = file.read(markup.LARGEST + 1)
-    return parse_document(markup.decode(content), path.suffix == ".json")
+    return parse_document(markup.decode(content), is_json(path))
+
+
+def is_json(path: Path) -> bool:
+    """Whether a document is in JSON by the name of its file; else it is in YAML."""
+    return path.suffix.lower() == ".json"
 
 
 def list_troubles(path: Path, error: OSError | LimitError) -> list[str]:

@@ -116,14 +116,15 @@ def test_a_folder_holds_a_domain_in_each_file(folder: Path, clock: Clock) -> Non
     (folder / ".hidden.yaml").write_text("domain: [")
     (folder / "README.txt").write_text("domain: [")
     (folder / "folder.yaml").mkdir()
+    (folder / "D.JSON").write_text('{"domain":\t"capitals", "descriptors": [{"key": "k", "concurrency": 3}]}')
     sources = Sources(folder, clock=clock)
     sources.refresh()
-    assert set(sources.rules.domains) == {"auth", "edge", "json"}
+    assert set(sources.rules.domains) == {"auth", "edge", "json", "capitals"}
     assert sources.troubles == ()
     (folder / "a.yaml").unlink()
     (folder / "d.yaml").write_text(text("new", 4))
     settle(sources, clock)
-    assert set(sources.rules.domains) == {"edge", "json", "new"}
+    assert set(sources.rules.domains) == {"edge", "json", "capitals", "new"}
 
 
 def test_a_bad_file_leaves_its_rules_and_says_why(folder: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
