@@ -10,7 +10,7 @@ from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
 from netlimit.l7.methods import HEAD, find_heads, take_for_get
 from netlimit.l7.roots import find_below, is_below
 from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
-from netlimit.l7.targets import find_meanings, find_sent, is_plain
+from netlimit.l7.targets import find_meanings, find_sent, is_ambiguous, is_plain
 
 _Way = tuple[tuple[str, Extractor], ...]
 """Keys, and what extracts them."""
@@ -40,12 +40,7 @@ class Extraction:
 
     def __call__(self, scope: Scope) -> list[Descriptor]:
         """The descriptors of a request."""
-        rules = self._rules()
-        if rules is not self._seen:
-            self._seen = rules
-            self._ways, faults = self._find_ways(rules)
-            if faults:
-                log.error("%s", faults)
+        rules = self._heed_rules()
         values: dict[str, str | None] = {}
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
         if not is_plain(scope["path"]) or scope.get("root_path"):
@@ -58,6 +53,22 @@ class Extraction:
                 return [each for each in descriptors if not self._yields(rules, each, below)]
         return descriptors
 
+    def is_ambiguous(self, scope: Scope) -> bool:
+        """Whether limits look at the path of a request, and it may mean more than is looked at (`Ambiguous`)."""
+        if not is_ambiguous(scope["path"]):
+            return False
+        self._heed_rules()
+        return any((PATH_KEY, path) in way for way in self._ways)
+
+    def _heed_rules(self) -> RuleSet:
+        rules = self._rules()
+        if rules is not self._seen:
+            self._seen = rules
+            self._ways, faults = self._find_ways(rules)
+            if faults:
+                log.error("%s", faults)
+        return rules
+
     def _yields(
         self, rules: RuleSet, descriptor: Descriptor, below: Mapping[tuple[int, tuple[str, ...]], Descriptor]
     ) -> bool:
@@ -69,6 +80,8 @@ class Extraction:
     def _find_others(self, values: dict[str, str | None], scope: Scope) -> Iterator[Descriptor]:
         """The descriptors of what the path may mean besides."""
         ways = [way for way in self._ways if (PATH_KEY, path) in way]
+        if not ways:  # to find out what a path means takes time
+            return
         for besides, other in _list_meanings(scope):
             values[PATH_KEY] = other
             for descriptor in self._make_descriptors(ways, values, scope):

@@ -9,7 +9,7 @@ from netlimit.addresses import read_network
 from netlimit.l7.identity import BLOCK, EXTRACTORS, PLAIN, find_block, plain_client, read_address
 from netlimit.l7.methods import read_method
 from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY
-from netlimit.l7.targets import plain_host, read_paths
+from netlimit.l7.targets import Ambiguous, plain_host, read_paths
 from netlimit.l7.values import QUOTED
 
 _ANY = "\ue000"
@@ -35,7 +35,10 @@ def find_misfit(key: str, value: str) -> str | None:
         return None if plain == value else f"Each method is compared in capitals, {plain[:QUOTED]!r}; write that."
     if key not in PLAIN or not value:
         return None
-    plain = _find_plain(key, value)
+    try:
+        plain = _find_plain(key, value)
+    except Ambiguous as error:
+        return str(error)
     return None if plain == value else f"Each {key} is compared in its plain form, {plain[:QUOTED]!r}; write that."
 
 

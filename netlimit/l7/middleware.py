@@ -27,13 +27,13 @@ from netlimit.l7.limit import Limit, parse_limit, read_weight
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import ClientGone, Listener, Message, Receive
 from netlimit.l7.pressure import Pressure
-from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_problem
+from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_complaint, write_problem
 from netlimit.l7.queueing import Queues
 from netlimit.l7.roots import find_below, is_of_client
 from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
-from netlimit.l7.targets import find_meanings, find_sent, is_plain, take_path
+from netlimit.l7.targets import Ambiguous, find_meanings, find_sent, is_ambiguous, is_plain, take_path
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -42,7 +42,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 DOMAIN = "app"
 """The domain of a limit that comes without one."""
 _BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
-_TRY_AGAIN_LATER = 1013
+_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
 _LONGEST_REASON = 123  # bytes, RFC 6455, 5.5: a control frame has 125, and the code takes two
 
 
@@ -133,6 +133,9 @@ class RateLimit:
                 listener.close()
 
     async def _limit(self, scope: Scope, listener: Listener, send: Send) -> None:
+        if self._extraction.is_ambiguous(scope):
+            reason = str(Ambiguous())
+            return await _answer(scope, listener.receive, send, 400, write_complaint(400, reason), reason, [])
         descriptors = self._extraction(scope)
         hits = 1 if self._hits is None else read_weight(self._hits(scope), "A request")
         deferral = self._deferral if scope["type"] == "http" else None
@@ -233,7 +236,9 @@ class RateLimit:
         path = scope["path"]
         if not self._exempts(path) or (is_of_client(scope) and not all(map(self._exempts, find_below(scope)))):
             return False
-        return is_plain(path) or path in self._exempt or all(map(self._exempts, find_meanings(path, find_sent(scope))))
+        if is_plain(path) or path in self._exempt:
+            return True
+        return not is_ambiguous(path) and all(map(self._exempts, find_meanings(path, find_sent(scope))))
 
     def _exempts(self, path: str) -> bool:
         return path in self._exempt or (bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings))
@@ -257,16 +262,23 @@ def _make_rules(limit: str | Limit | Rule, key: str, domain: str) -> tuple[Calla
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, verdict: Verdict, fields: Fields) -> None:
-    """Answer 429, or 403 if the client is blocked. Where a websocket cannot be answered so, it is closed before it is
-    open (the client sees 403)."""
+    """Answer 429, or 403 if the client is blocked."""
+    status = 403 if verdict.blocked else 429
+    await _answer(scope, receive, send, status, write_problem(verdict), describe_refusal(verdict), fields)
+
+
+async def _answer(
+    scope: Scope, receive: Receive, send: Send, status: int, body: bytes, reason: str, fields: Fields
+) -> None:
+    """Answer with a problem document. Where a websocket cannot be answered so, it is closed before it is open, for that
+    reason (the client sees 403)."""
     if scope["type"] == "websocket":
         await receive()
         if "websocket.http.response" not in scope.get("extensions", {}):
-            reason = describe_refusal(verdict)[:_LONGEST_REASON]
-            await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": reason})
+            code = _POLICY_VIOLATION if status == 400 else _TRY_AGAIN_LATER
+            await send({"type": "websocket.close", "code": code, "reason": reason[:_LONGEST_REASON]})
             return
     kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
-    body = write_problem(verdict)
     head = [(b"content-type", MEDIA_TYPE), (b"content-length", b"%d" % len(body)), *fields]
-    await send({"type": f"{kind}.start", "status": 403 if verdict.blocked else 429, "headers": head})
+    await send({"type": f"{kind}.start", "status": status, "headers": head})
     await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else body})

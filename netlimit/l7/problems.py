@@ -35,6 +35,11 @@ def write_problem(verdict: Verdict) -> bytes:
     return json.dumps(document).encode()
 
 
+def write_complaint(status: int, sentence: str) -> bytes:
+    """The body of an answer that says what is wrong with a request."""
+    return json.dumps({"type": "about:blank", "status": status, "detail": sentence}).encode()
+
+
 def describe_refusal(verdict: Verdict) -> str:
     """One sentence about a refused request: which limit refuses it, and when it gets in."""
     if verdict.blocked:

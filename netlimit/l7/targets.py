@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 _CROOKED = b"%", b"?", b"#", b";", b"\\", b"\n", b"//", b"/.", b".php/"
 """What a path has that is not plain as it stands; or letters that are not ASCII."""
+MOST_PARTS = 128
+"""So many parts has a path at most of which servers may make several paths: to find these takes time for each part."""
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT = 2
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
@@ -25,21 +27,35 @@ _PARAMETERS = re.compile(r";[^/]*")
 _PARAMETERS_SENT = re.compile(rb";[^/]*")
 
 
+class Ambiguous(ValueError):
+    """A path that may mean more than is looked at: it is refused, for a limit of any of that may be evaded by it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"The path has more than {MOST_PARTS} parts, and `;`, `\\`, `.`, `..` or the like among them, of which "
+            "servers make different paths: write it without these."
+        )
+
+
 def plain_path(target: bytes) -> str:
     """The path of a request target (RFC 9112): decoded, without query and fragment, and without `.`, `..` and empty
-    parts. That of `http://host`, and of nothing, is `/`."""
+    parts. That of `http://host`, and of nothing, is `/`. Raises Ambiguous."""
     return read_paths(target)[0]
 
 
 @lru_cache(maxsize=_KEPT)  # each is asked for twice, one call after the other; and others choose how long they are
 def read_paths(target: bytes) -> tuple[str, ...]:
-    """The plain path of a request target, and what else it may mean to servers, each once (see `find_meanings`)."""
+    """The plain path of a request target, and what else it may mean to servers, each once (see `find_meanings`).
+    Raises Ambiguous."""
     if target.startswith(b"/") and target.isascii() and not any(each in target for each in _CROOKED):
         return (target.decode("ascii"),)
     if target == b"*":  # of the whole server
         return ("*",)
-    path = _read_origin(target).partition(b"?")[0]
-    return tuple(dict.fromkeys(find_meanings(decode(path), path)))
+    sent = _read_origin(target).partition(b"?")[0]
+    path = decode(sent)
+    if is_ambiguous(path):
+        raise Ambiguous
+    return tuple(dict.fromkeys(find_meanings(path, sent)))
 
 
 def take_path(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -81,6 +97,11 @@ def is_plain(path: str) -> bool:
     """Whether a decoded path means one thing alone, as most do; looked at before all else, for it takes no time."""
     found = "/." in path or ";" in path or "\\" in path or "\n" in path or ".php/" in path
     return not found and not path.startswith("//")
+
+
+def is_ambiguous(path: str) -> bool:
+    """Whether a decoded path may mean several things, and has more parts than are looked at."""
+    return not is_plain(path) and sum(map(path.count, "/\\;")) > MOST_PARTS
 
 
 def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from netlimit.l7.document import parse_document
 from netlimit.l7.rules import RuleSet
-from netlimit.l7.targets import decode, plain_host, plain_path, read_paths
+from netlimit.l7.targets import MOST_PARTS, Ambiguous, decode, plain_host, plain_path, read_paths
 from tests.l7.asking import ask
 from tests.l7.leaping import run
 from tests.l7.test_middleware import limited
@@ -175,12 +175,30 @@ def test_what_has_parameters_keeps_what_it_means() -> None:
     [b"/;", b"/..;", b"/.;%2f", b"/;/..", b"/%3b%2e%2e;", b";", b"%3b", b"/", b"\\", b"\\..", b"%5c;", b"//..", b"a/"],
 )
 def test_a_path_of_parameters_means_few_things_and_is_soon_read(part: bytes) -> None:
-    """8 KiB, as much as servers take: some milliseconds, so that thousands of them keep nobody waiting."""
-    target = b"/" + part * (8192 // len(part))
+    """As many as are read, so long that all is 8 KiB, as much as servers take: some tenths of a millisecond, so that
+    thousands of them keep nobody waiting."""
+    counted = max(1, sum(map(decode(part).count, "/\\;")))
+    target = b"/" + part * ((MOST_PARTS - 8) // counted)
+    target += b"a" * (8192 - len(target)) + b"%3b.php/x\\a%5c%0a"
     began = time.thread_time()
     for number in range(20):
-        assert len(read_paths(target + b"/%d" % number)) <= 12
-    assert time.thread_time() - began < 20 * 0.02
+        assert len(read_paths(b"//x/%d" % number + target)) <= 20
+    assert time.thread_time() - began < 20 * 0.005
+
+
+@pytest.mark.parametrize("part", [b"/;", b"/..;//", b"/%3b%2e%2e;", b"%3b", b"\\", b"/%5c..", b"/..", b"/a/."])
+def test_a_path_that_may_mean_too_much_is_not_read(part: bytes) -> None:
+    """It took 7 ms to find what 8 KiB of `/..;//` may mean."""
+    counted = sum(map(decode(part).count, "/\\;"))
+    assert read_paths(b"/login" + part * ((MOST_PARTS - 2) // counted))
+    for many in (MOST_PARTS // counted + 1, 8192 // len(part)):
+        with pytest.raises(Ambiguous, match="more than 128 parts"):
+            read_paths(b"/login/" + part * many)
+
+
+def test_a_path_that_means_one_thing_may_have_many_parts() -> None:
+    for target in (b"/a" * 4000, b"/%61" * 2000, b"/a//b" * 1000, "/한".encode() * 2000, b"/a" * 4000 + b"?;/../"):
+        assert len(read_paths(target)) == 1
 
 
 @pytest.mark.parametrize(

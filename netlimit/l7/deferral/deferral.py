@@ -31,7 +31,7 @@ from netlimit.l7.deferral.upstream import App, AppUpstream, Upstream
 from netlimit.l7.headers import count_seconds
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import ClientGone, Message, Receive
-from netlimit.l7.problems import MEDIA_TYPE
+from netlimit.l7.problems import MEDIA_TYPE, write_complaint
 from netlimit.l7.rules import Descriptor, Match, OnLimit, Rule, join_key, name_counter
 
 if TYPE_CHECKING:
@@ -343,8 +343,7 @@ def _describe(identity: str, report: Report) -> dict[str, object]:
 
 async def complain(send: Send, status: int, sentence: str, fields: Sequence[tuple[bytes, bytes]] = ()) -> None:
     """Answer with a problem document (RFC 9457)."""
-    document = {"type": "about:blank", "status": status, "detail": sentence}
-    await _answer(send, status, MEDIA_TYPE, json.dumps(document).encode(), fields)
+    await _answer(send, status, MEDIA_TYPE, write_complaint(status, sentence), fields)
 
 
 async def _decline(

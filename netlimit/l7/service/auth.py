@@ -25,7 +25,7 @@ from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.exchange import AGE, LEFT
 from netlimit.l7.service.leases import write_lease
 from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, SHORT
-from netlimit.l7.targets import plain_host, plain_path, read_paths
+from netlimit.l7.targets import Ambiguous, plain_host, plain_path, read_paths
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 """The proxies that are trusted unless others are named."""
@@ -94,13 +94,12 @@ class Authorizer:
         query = scope["query_string"]
         template = self._read_again(query) if len(query) <= SHORT else self._read_template(query)
         domain, described, of_paths, tells_method, hits, wait, deny, find_client, escalates = template
-        descriptors = []
-        for parts in described:
-            descriptor = _make_descriptor(parts, scope)
-            if descriptor is not None:
-                descriptors.append(descriptor)
-        if of_paths:
-            descriptors += _find_others(of_paths, scope)
+        try:
+            descriptors = [*_make_descriptors(described, scope)]
+            if of_paths:
+                descriptors += _find_others(of_paths, scope)
+        except Ambiguous as error:
+            raise Problem(422, str(error), "key") from None
         if tells_method:
             descriptors += [take_for_get(descriptors[place]) for place in find_heads(descriptors)]
         verdict = await self._queues.decide(
@@ -255,13 +254,19 @@ def _make_descriptor(parts: tuple[Part, ...], scope: Scope) -> Descriptor | None
     return new(Descriptor, (tuple(entries), None, None, 0))
 
 
+def _make_descriptors(described: tuple[tuple[Part, ...], ...], scope: Scope) -> Iterator[Descriptor]:
+    for parts in described:
+        descriptor = _make_descriptor(parts, scope)
+        if descriptor is not None:
+            yield descriptor
+
+
 def _find_others(of_paths: tuple[tuple[Part, ...], ...], scope: Scope) -> Iterator[Descriptor]:
     """The descriptors of what a path may mean besides: its limits hold for the request as well."""
     for reading, other in [*enumerate(read_paths(_read_uri(scope)))][1:]:
         for parts in of_paths:
             meant = tuple(Part(part.key, partial(_give, other)) if part.is_path else part for part in parts)
-            descriptor = _make_descriptor(meant, scope)
-            if descriptor is not None:
+            for descriptor in _make_descriptors((meant,), scope):
                 yield descriptor._replace(besides=reading)
 
 
@@ -270,7 +275,7 @@ _find_uri, _find_method, _find_host = (header(f"X-Forwarded-{name}") for name in
 
 
 def find_path(scope: Scope) -> str:
-    """The path of the request in its plain form. Raises Problem 422."""
+    """The path of the request in its plain form. Raises Problem 422, Ambiguous."""
     return plain_path(_read_uri(scope))
 
 

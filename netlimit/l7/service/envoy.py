@@ -22,7 +22,7 @@ from netlimit.l7.service.bytewise import MOST_FIELDS, TooMany, parse_question
 from netlimit.l7.service.protocol.header_pb2 import HeaderValue
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
-from netlimit.l7.targets import read_paths
+from netlimit.l7.targets import Ambiguous, read_paths
 
 BOUNDLESS = 2**32 - 1
 """`limit_remaining` of what is unlimited."""
@@ -46,7 +46,7 @@ class Unanswerable(ValueError):
 
 def read_question(data: bytes) -> tuple[str, list[Descriptor], _Others, int, tuple[str, ...]]:
     """The domain, descriptors, those of other meanings, and hits of a RateLimitRequest, and all addresses that are told
-    as the client's own. Raises Unanswerable."""
+    as the client's own. Raises Unanswerable, Ambiguous."""
     try:
         question = parse_question(data)
     except TooMany:
@@ -136,6 +136,15 @@ def _make_response(verdict: Verdict, others: _Others, families: Collection[Famil
     return response
 
 
+def _refuse(question: bytes, error: Ambiguous) -> RateLimitResponse:
+    """The answer where it is not known which limits a request is under: an error would have Envoy let it through."""
+    number = len(parse_question(question).descriptors)
+    response = _Response(overall_code=_Response.OVER_LIMIT, raw_body=Problem(429, str(error)).answer().body)
+    response.statuses.extend([_Response.DescriptorStatus(code=_Response.OVER_LIMIT)] * number)
+    response.response_headers_to_add.append(HeaderValue(key=PROBLEM[0].decode(), value=PROBLEM[1].decode()))
+    return response
+
+
 def _choose_statuses(statuses: Sequence[Status], others: _Others) -> Sequence[Status]:
     """The status of each descriptor: that of what it means besides where only that is limited, or refuses."""
     chosen = [*statuses[: len(statuses) - len(others)]]
@@ -199,7 +208,10 @@ async def should_rate_limit(
 ) -> RateLimitResponse:
     """Decide as Envoy asks, in a RateLimitRequest. Refused hits are counted too. Raises Unanswerable,
     CountersUnavailable."""
-    domain, descriptors, others, hits, client = read_question(question)
+    try:
+        domain, descriptors, others, hits, client = read_question(question)
+    except Ambiguous as error:
+        return _refuse(question, error)
     judge = partial(_may_pass, [*descriptors, *(descriptors[place] for place, _ in others)])
     asked = [*descriptors, *(descriptor for _, descriptor in others)] if others else descriptors
     verdict = await limiter.decide(domain, asked, hits, charge=True, client=client, escalates=escalates, judge=judge)

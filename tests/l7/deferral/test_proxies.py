@@ -191,6 +191,18 @@ def test_what_is_sent_for_no_path_is_not_kept(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_what_may_mean_too_much_is_not_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(RULES.replace("remote_address", "path")).root})
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        app = DeferralApp(deferral, Limiter(lambda: rules, MemoryStore()), lambda: rules, "web", EXTRACTORS)
+        answer = await ask(app, f"/v1/defer/a{'/..;//' * 100}", method="POST")
+        assert (answer.status, "more than 128 parts" in answer.json()["detail"]) == (400, True)
+        await deferral.stop()
+
+    asyncio.run(main())
+
+
 def test_what_no_rule_wants_kept_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         rules = RuleSet({"web": parse_document(RULES.replace("defer", "reject")).root})
@@ -198,6 +210,7 @@ def test_what_no_rule_wants_kept_is_refused(tmp_path: Path) -> None:
         app = DeferralApp(deferral, Limiter(lambda: rules, MemoryStore()), lambda: rules, "web", EXTRACTORS)
         assert (await ask(app, "/v1/defer/a", method="POST")).status == 429
         assert (await ask(app, "/elsewhere")).status == 404
+        assert (await ask(app, f"/v1/defer/a{'/..;//' * 100}", method="POST")).status == 429
         assert (await ask(app, "/.netlimit/deferred/unknown")).status == 404
         await deferral.stop()
 

@@ -129,8 +129,8 @@ def site(request: pytest.FixtureRequest, directory: Path) -> Iterator[Site]:
 
 @pytest.mark.parametrize(
     ("length", "letter"),
-    [(1, b"a"), (LONG, b"a"), (LONG, b"%61"), (LONG, b"/x;")],
-    ids=["short", "long", "escaped", "parameters"],
+    [(1, b"a"), (LONG, b"a"), (LONG, b"%61"), (LONG, b"/x;"), (LONG, b"/..;//")],
+    ids=["short", "long", "escaped", "parameters", "ambiguous"],
 )
 @pytest.mark.parametrize(("site", "burst"), BURSTS.items(), indirect=["site"], ids=[*BURSTS])
 def test_nobody_passes_by_knocking_hard(

@@ -311,6 +311,15 @@ def test_what_is_another_host_to_others_is_none(http: httpx.Client, host: bytes)
     assert ask(http, "key=remote_address", X_Forwarded_Host=host).status_code == 200
 
 
+def test_a_path_that_may_mean_too_much_is_refused(http: httpx.Client, client: str) -> None:
+    uri = "/login" + "/..;//" * 100
+    for key in ("path", "remote_address,path", "header:path"):
+        answer = http.get(f"/v1/auth?domain=web&key={key}", headers={"X-Forwarded-Uri": uri, "path": uri})
+        assert (answer.status_code, answer.json()["field"]) == (422, "key")
+        assert "more than 128 parts" in answer.json()["detail"]
+    assert ask(http, "key=remote_address", X_Forwarded_For=client, X_Forwarded_Uri=uri).status_code == 200
+
+
 DOOR = """
 domain: web
 descriptors:

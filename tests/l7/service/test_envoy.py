@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from google.protobuf.json_format import MessageToJson
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
@@ -381,6 +383,17 @@ def test_a_path_is_one_however_it_is_written(envoy: Asker, path: str) -> None:
     who = someone()
     assert envoy.ask(describe(remote_address=who, path="/login")).overall_code == OK
     assert envoy.ask(describe(remote_address=who, path=path)).overall_code == OVER
+
+
+def test_a_path_that_may_mean_too_much_is_refused(envoy: Asker, served: Served) -> None:
+    """Envoy takes an error for leave to pass."""
+    asked = describe(remote_address=someone()), describe(remote_address=someone(), path="/login" + "/..;//" * 100)
+    answer = envoy.ask(*asked)
+    assert answer.overall_code == OVER
+    assert [status.code for status in answer.statuses] == [OVER, OVER]
+    assert "more than 128 parts" in json.loads(answer.raw_body)["detail"]
+    question = RateLimitRequest(domain="web", descriptors=asked)
+    assert httpx.post(f"http://{served.place}/json", content=MessageToJson(question)).status_code == 429
 
 
 def test_of_a_path_that_means_two_things_one_status_tells(envoy: Asker) -> None:
