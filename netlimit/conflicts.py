@@ -175,22 +175,22 @@ class HostReport:
     `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours.
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables, `nat` those in nat
     tables of both kinds of iptables, table by table (`nat6`: of IPv6), `mangle` those in the legacy mangle tables.
-    `rerouting` are rules that give what this host sends a mark by which it is routed once more. `own` are the addresses
-    of the host, `firsts` by device those that a REDIRECT gives to what comes by it, `listening` those with the TCP
-    ports where something listens at one address, not at all of them.
-    `bridges` are devices, `joining` those of them that have ports, `brouting` the broute table as ebtables lists
-    it, `bridged` by bridge the address families of which what it forwards passes iptables (None: unknown).
-    `source_routed`: IPv4 packets may name their way. `closing` are the seconds for which connection tracking remembers
-    a connection that was reset (0: it tracks none). `foreign` are root qdiscs of others by device, as tc says them,
-    `ahead` the filters of others before ours on the ingress of devices, `barred` what keeps ours from being there,
-    `skipped` who is not asked for ours is there all the same, `clsacts` the devices with such a qdisc that we use,
-    `redirecting` the filters that lead what comes in out by another device, `rewriting` those that translate its
-    addresses, `editing` those that write something into it, `handing` those that hand it to another device, `looping`
-    those that do so to loopback, `mirroring` those that hand a copy of it to one, `diverting` those that have what
-    leaves leave by another device, `returning` those that have it, or a copy, come in by one, `translators` modules
-    that translate between the families, `above` devices with those that stand on them (bridges, bonds, VLANs), `ifbs`
-    devices from which packets come back, `offloading` the devices whose hardware may forward by itself. `sets` are
-    ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit. `groups` are multicast
+    `rerouting` are rules that give what this host sends a mark by which it is routed once more, `mapping` those of
+    iptables-nft that give packets what a set has for them. `own` are the addresses of the host, `firsts` by device
+    those that a REDIRECT gives to what comes by it, `listening` those with the TCP ports where something listens at one
+    address, not at all of them. `bridges` are devices, `joining` those of them that have ports, `brouting` the broute
+    table as ebtables lists it, `bridged` by bridge the address families of which what it forwards passes iptables
+    (None: unknown). `source_routed`: IPv4 packets may name their way. `closing` are the seconds for which connection
+    tracking remembers a connection that was reset (0: it tracks none). `foreign` are root qdiscs of others by device,
+    as tc says them, `ahead` the filters of others before ours on the ingress of devices, `barred` what keeps ours from
+    being there, `skipped` who is not asked for ours is there all the same, `clsacts` the devices with such a qdisc that
+    we use, `redirecting` the filters that lead what comes in out by another device, `rewriting` those that translate
+    its addresses, `editing` those that write something into it, `handing` those that hand it to another device,
+    `looping` those that do so to loopback, `mirroring` those that hand a copy of it to one, `diverting` those that have
+    what leaves leave by another device, `returning` those that have it, or a copy, come in by one, `translators`
+    modules that translate between the families, `above` devices with those that stand on them (bridges, bonds, VLANs),
+    `ifbs` devices from which packets come back, `offloading` the devices whose hardware may forward by itself. `sets`
+    are ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit. `groups` are multicast
     addresses that devices listen to, each with the device. `segments` are destinations of SRv6 on this host, `local`
     what ends here by a route, `diversions` routes that put what comes in into tunnels before it is forwarded,
     `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by which packets with
@@ -209,6 +209,7 @@ class HostReport:
     nat6: tuple[tuple[str, ...], ...] = ()
     mangle: tuple[tuple[str, ...], ...] = ()
     rerouting: tuple[str, ...] = ()
+    mapping: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
     firsts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     listening: frozenset[tuple[str, int]] = frozenset()
@@ -455,7 +456,8 @@ def _find_offload(report: HostReport) -> Iterator[Finding]:
 
 def _find_classifiers(report: HostReport) -> Iterator[Finding]:
     """Who writes the packet priority behind us. What is written before is overwritten by ours."""
-    rules = [rule for rule in report.legacy if _PRIORITY.search(rule) and not rule.startswith(_BEFORE)]
+    others = (*report.legacy, *report.mapping)
+    rules = [rule for rule in others if _PRIORITY.search(rule) and not rule.startswith(_BEFORE)]
     bodies = _CHAIN.findall(report.nftables)
     chains = [name for name, body in bodies if _PRIORITY.search(body) and not _HOOK_BEFORE.search(body)]
     if rules or chains:

@@ -124,6 +124,7 @@ def look_round(
         rerouting=look.at(
             "what is routed once more", lambda: tuple(_find_rerouting(nftables, mangle, ask_twin)), _NOTHING
         ),
+        mapping=look.at("what sets give packets", lambda: tuple(_find_mapping(nftables, ask_twin)), _NOTHING),
         own=look.at("the addresses of this host", lambda: frozenset(read_own()), frozenset()),
         firsts=look.at("which address comes first on devices", read_firsts, ()),
         listening=look.at("at which addresses programs listen", lambda: frozenset(_find_listening()), frozenset()),
@@ -288,6 +289,13 @@ def _find_rerouting(
     if asked := frozenset(read_routing_marks()):
         twins = (rules for _, rules in _read_twins(nftables, ask_twin, "mangle"))
         yield from find_rerouting(nftables, (*mangle, *twins), asked)
+
+
+def _find_mapping(nftables: str, ask_twin: Callable[[str], str]) -> Iterator[str]:
+    """The rules of iptables-nft that give packets what a set has for them; nft does not say what of it."""
+    if re.search(r'\bxt target "?SET\b', nftables):
+        for _, rules in _read_twins(nftables, ask_twin, "mangle", r"\S+"):
+            yield from (rule for rule in rules if " --map-" in rule)
 
 
 def _find_above() -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -45,6 +45,21 @@ MADE: dict[str, tuple[list[str], list[str]]] = {
         ["iptables-nft -t mangle -A FORWARD -j CLASSIFY --set-class 0:6"],
         ["nft flush ruleset"],
     ),
+    "packet priority of a set": (
+        [
+            "ipset create classes hash:ip skbinfo",
+            "iptables-nft -t mangle -A POSTROUTING -j SET --map-set classes dst --map-prio",
+        ],
+        ["nft flush ruleset", "ipset destroy classes"],
+    ),
+    "packet priority of a set in IPv6": (
+        [
+            "ipset create classes hash:ip family inet6 skbinfo",
+            "ip6tables-nft -t mangle -N own",
+            "ip6tables-nft -t mangle -A own -j SET --map-set classes dst --map-prio --map-mark",
+        ],
+        ["nft flush ruleset", "ipset destroy classes"],
+    ),
     "copied packets": (
         ["iptables-legacy -t mangle -A PREROUTING -i near -j TEE --gateway 192.0.2.7"],
         ["iptables-legacy -t mangle -F PREROUTING"],
@@ -64,6 +79,7 @@ MADE: dict[str, tuple[list[str], list[str]]] = {
 @pytest.mark.parametrize("name", MADE)
 def test_a_conflict_is_found_while_it_is_there(linux: RemoteKernel, name: str) -> None:
     begin, end = MADE[name]
+    name = name.partition(" of a set")[0]
     assert name not in found(linux)
     for command in begin:
         if command == "SEND":
@@ -76,6 +92,18 @@ def test_a_conflict_is_found_while_it_is_there(linux: RemoteKernel, name: str) -
         for command in end:
             linux.run(*command.split())
     assert name not in found(linux)
+
+
+def test_what_a_set_is_told_is_no_priority(linux: RemoteKernel) -> None:
+    """nft prints the same of both."""
+    linux.run("ipset", "create", "seen", "hash:ip", "skbinfo")
+    try:
+        for rule in ("--add-set seen src --exist", "--map-set seen dst --map-mark"):
+            linux.run(*f"iptables-nft -t mangle -A FORWARD -j SET {rule}".split())
+        assert "packet priority" not in found(linux)
+    finally:
+        linux.run("nft", "flush", "ruleset")
+        linux.run("ipset", "destroy", "seen")
 
 
 def set_handing(kernel: RemoteKernel, value: int) -> None:
