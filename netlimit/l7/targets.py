@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 _CROOKED = b"%", b"?", b"#", b";", b"\\", b"\n", b"//", b"/.", b".php/"
 """What a path has that is not plain as it stands; or letters that are not ASCII."""
-MOST_PARTS = 128
-"""So many parts has a path at most of which servers may make several paths: to find these takes time for each part."""
+MOST_PARTS, LONGEST = 128, 2048
+"""So many parts and letters has a path at most of which servers may make several paths: to find these takes time for
+each."""
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT = 2
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
@@ -32,8 +33,8 @@ class Ambiguous(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"The path has more than {MOST_PARTS} parts, and `;`, `\\`, `.`, `..` or the like among them, of which "
-            "servers make different paths: write it without these."
+            f"The path has more than {MOST_PARTS} parts, or {LONGEST} letters, and `;`, `\\`, `.`, `..` or the like "
+            "among them, of which servers make different paths: write it without these."
         )
 
 
@@ -100,8 +101,8 @@ def is_plain(path: str) -> bool:
 
 
 def is_ambiguous(path: str) -> bool:
-    """Whether a decoded path may mean several things, and has more parts than are looked at."""
-    return not is_plain(path) and sum(map(path.count, "/\\;")) > MOST_PARTS
+    """Whether a decoded path may mean several things, and has more parts or letters than are looked at."""
+    return not is_plain(path) and (len(path) > LONGEST or sum(map(path.count, "/\\;")) > MOST_PARTS)
 
 
 def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:

@@ -294,8 +294,8 @@ descriptors:
 
         run(main())
 
-    @pytest.mark.parametrize("way", ["/users/{}/export", "/users/{}/../export"])
-    def test_a_pattern_fits_however_long_the_value_is(self, way: str) -> None:
+    @pytest.mark.parametrize(("way", "longest"), [("/users/{}/export", 429), ("/users/{}/../export", 400)])
+    def test_a_pattern_fits_however_long_the_value_is(self, way: str, longest: int) -> None:
         text = """
 domain: api
 descriptors:
@@ -309,7 +309,7 @@ descriptors:
         async def main() -> None:
             app = limited(limits=lambda: rules, domain="api")
             assert await ask_all(app, *({"path": way.format(name)} for name in ("a", "b" * 600, "c" * 60_000))) == [
-                200, 429, 429,
+                200, 429, longest,
             ]  # fmt: skip
 
         run(main())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from netlimit.l7.document import parse_document
 from netlimit.l7.rules import RuleSet
-from netlimit.l7.targets import MOST_PARTS, Ambiguous, decode, plain_host, plain_path, read_paths
+from netlimit.l7.targets import LONGEST, MOST_PARTS, Ambiguous, decode, plain_host, plain_path, read_paths
 from tests.l7.asking import ask
 from tests.l7.leaping import run
 from tests.l7.test_middleware import limited
@@ -175,11 +175,10 @@ def test_what_has_parameters_keeps_what_it_means() -> None:
     [b"/;", b"/..;", b"/.;%2f", b"/;/..", b"/%3b%2e%2e;", b";", b"%3b", b"/", b"\\", b"\\..", b"%5c;", b"//..", b"a/"],
 )
 def test_a_path_of_parameters_means_few_things_and_is_soon_read(part: bytes) -> None:
-    """As many as are read, so long that all is 8 KiB, as much as servers take: some tenths of a millisecond, so that
-    thousands of them keep nobody waiting."""
+    """As many and as long as are read: some tenths of a millisecond, so that thousands of them keep nobody waiting."""
     counted = max(1, sum(map(decode(part).count, "/\\;")))
     target = b"/" + part * ((MOST_PARTS - 8) // counted)
-    target += b"a" * (8192 - len(target)) + b"%3b.php/x\\a%5c%0a"
+    target += b"a" * (LONGEST - 40 - len(decode(target))) + b"%3b.php/x\\a%5c%0a"
     began = time.thread_time()
     for number in range(20):
         assert len(read_paths(b"//x/%d" % number + target)) <= 20
@@ -192,8 +191,11 @@ def test_a_path_that_may_mean_too_much_is_not_read(part: bytes) -> None:
     counted = sum(map(decode(part).count, "/\\;"))
     assert read_paths(b"/login" + part * ((MOST_PARTS - 2) // counted))
     for many in (MOST_PARTS // counted + 1, 8192 // len(part)):
-        with pytest.raises(Ambiguous, match="more than 128 parts"):
+        with pytest.raises(Ambiguous, match="more than 128 parts, or 2048 letters"):
             read_paths(b"/login/" + part * many)
+    assert read_paths(b"/login" + part + b"a" * (LONGEST - 10 - len(part)))
+    with pytest.raises(Ambiguous):
+        read_paths(b"/login" + part + b"a" * LONGEST)
 
 
 def test_a_path_that_means_one_thing_may_have_many_parts() -> None:
