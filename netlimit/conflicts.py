@@ -362,10 +362,12 @@ def _find_firewalls(report: HostReport) -> Iterator[Finding]:
         yield Finding(
             "firewalld",
             Severity.NOTE,
-            "firewalld runs. With its iptables back end a reload flushes the legacy tables, and so our chains and the "
-            "jumps to them in PREROUTING, FORWARD and OUTPUT; the controller puts them back within two seconds. With "
-            "its nftables back end it does not touch them.",
-            "Set FirewallBackend=nftables in /etc/firewalld/firewalld.conf, or reload it as seldom as can be.",
+            "firewalld runs. With its iptables back end, or where `iptables` is iptables-legacy, a reload flushes the "
+            "legacy tables, and so our chains and the jumps to them in PREROUTING, FORWARD and OUTPUT; the controller "
+            "puts them back within two seconds. With its nftables back end it does not touch them otherwise.",
+            "Set FirewallBackend=nftables in /etc/firewalld/firewalld.conf, and let `iptables` be iptables-nft "
+            "(`update-alternatives --set iptables /usr/sbin/iptables-nft`, ip6tables likewise); or reload it as seldom "
+            "as can be.",
         )
     if "dockerd" in report.programs:
         yield Finding(
