@@ -189,6 +189,7 @@ class Database:
         self._writer = self.engine.execution_options(**{_BEGIN: WRITE}, **waiting)
         self._checked = False
         self._place: files.Place | None = None
+        self._surroundings = files.Surroundings(None, None)
         self._turn, self._line = threading.Lock(), threading.Lock()
         self._journal = ("WAL" if wal else "DELETE") if self.path else "MEMORY"
         is_held_up = crowded and self._journal == "WAL"
@@ -435,7 +436,7 @@ class Database:
             return
         if self.path:
             if self._place not in (None, place):
-                files.check_exchange(self.path)
+                files.check_exchange(self.path, self._surroundings)
             files.check_file(self.path)
         with self._in_words(), self._reader.connect() as connection:
             self._refuse_encoding(connection)
@@ -454,10 +455,11 @@ class Database:
                 "run `netlimit db upgrade`.",
                 "The database is at an older schema than this netlimit needs; run `netlimit db upgrade`.",
             )
+        surroundings = files.find_surroundings(self.path) if self.path else self._surroundings
         if self.find_place() != place:  # it came or went while it was looked at: it is not known which one was read
             self.close()
             raise StoreError(f"The file of the database {self} has been moved just now; try again.")
-        self._place, self._checked = place, True
+        self._place, self._surroundings, self._checked = place, surroundings, True
 
     def _refuse_encoding(self, connection: Connection) -> None:
         if self.is_sqlite:

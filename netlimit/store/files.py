@@ -9,6 +9,7 @@ import stat
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from netlimit.custody import Rights, acting_for, give, made_directory, made_file, opened
 from netlimit.errors import StoreError
@@ -18,6 +19,13 @@ GROUP = "netlimit"
 
 Place = tuple[int, int]
 """Which file it is, whatever its name: device and inode."""
+
+
+class Surroundings(NamedTuple):
+    """The directory that a database lies in, and its log, if there is one."""
+
+    directory: Place | None
+    log: Place | None
 
 
 def make_file(path: Path) -> None:
@@ -115,17 +123,35 @@ def find_place(path: Path) -> Place | None:
     return found.st_dev, found.st_ino
 
 
-def check_exchange(path: Path) -> None:
+def find_surroundings(path: Path) -> Surroundings:
+    """Where the file of this name lies now."""
+    return Surroundings(find_place(path.parent), find_place(_name_log(path)))
+
+
+def check_exchange(path: Path, former: Surroundings) -> None:
     """Raise StoreError if the file that was open under this name has gone, or another one in its place cannot be opened
-    yet: SQLite would take the log of the former for its own."""
+    yet: SQLite would take the log of the former for its own. A disk that is mounted over the directory brings its own:
+    what is beside a file in another directory is the former's only if somebody has moved it there."""
     if find_place(path) is None:
         raise StoreError(f"The database {path} is not there any more; put it back, or restore a backup.")
-    log = path.with_name(path.name + "-wal")
-    if log.exists() and log.stat().st_size:
+    log, present = _name_log(path), find_surroundings(path)
+    if not _is_empty(log) and (present.directory == former.directory or present.log == former.log):
         raise StoreError(
             f"Another file is in the place of the database {path}, beside the log of the former ({log.name}). End "
             "netlimit, put the database in its place with its own log or without any, and start netlimit again."
         )
+
+
+def _name_log(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether nothing is there, or nothing in it."""
+    try:
+        return not path.stat().st_size
+    except OSError:
+        return True
 
 
 def put_aside(path: Path, now: datetime) -> Path:

@@ -21,8 +21,9 @@ import pytest
 from netlimit.cli.database import share
 from netlimit.rules import parse_rule
 from netlimit.store import Store
-from tests.cli.running import Netlimit, alive, settings_in, until
+from tests.cli.running import Netlimit, Server, alive, settings_in, until
 from tests.cli.strangers import stranger
+from tests.warm import ROOT
 
 
 def test_a_rule_is_applied_when_the_command_returns(netlimit: Netlimit) -> None:
@@ -223,6 +224,39 @@ def test_a_newer_file_that_is_back_is_gone_by(set_back: Netlimit) -> None:
     server.end()
 
 
+def test_a_newer_file_is_gone_by_once_its_disk_is_mounted_with_the_log_of_a_crash(
+    root: None, gateway: Netlimit, directory: Path
+) -> None:
+    """By API, controller and guard, which have run on the older one below."""
+    state = {"NETLIMIT_STATE_DIRECTORY": str(directory / "controller")}
+    gateway = replace(gateway, environment={**gateway.environment, **state})
+    below, disk, older = _database(gateway), directory / "disk", directory / "older"
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.3", "--action", "block", "--wait", "60")
+    server.end()
+    shutil.copytree(below, older)
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.4", "--action", "block", "--wait", "60")
+    _crash(server)
+    below.rename(disk)
+    older.rename(below)
+    share(below / "netlimit.db", pwd.getpwnam("nobody"))
+    server = gateway.serve()
+    until(lambda: "This database is in an older state" in str(_find_error(gateway)), server.said)
+    assert (disk / "netlimit.db-wal").stat().st_size
+    place = ("nsenter", f"--target={server.process.pid}", "--mount", f"--wd={ROOT}")
+    subprocess.run([*place, "mount", "--bind", disk, below], check=True)
+    until(lambda: "10.1.2.4" in gateway.run("rule", "list").stdout and _find_error(gateway) is None, server.said)
+    gateway.do("rule", "add", "10.1.2.5", "--action", "block", "--wait", "60")
+    there = replace(gateway, before=place)
+    there.do("apply", "--confirm", "5m")
+    there.do("confirm")
+    assert _list_blocked(gateway) == [True, True, True]
+    assert "beside the log of the former" not in server.said()
+    assert "Traceback" not in server.said()
+    server.end()
+
+
 def test_a_backup_that_is_restored_over_an_older_file_is_gone_by(set_back: Netlimit) -> None:
     set_back.do("restore", "--force", str(_find_backup(set_back)))
     until(lambda: _find_error(set_back) is None)
@@ -274,6 +308,16 @@ def test_who_tears_down_without_a_controller_beside_another_database_may_begin_a
 def _is_blocked(gateway: Netlimit, address: str = "10.1.2.3") -> bool:
     held = subprocess.run(gateway.within("ipset", "save"), capture_output=True, text=True, check=True).stdout
     return address in held
+
+
+def _crash(server: Server) -> None:
+    """End all of it at once, as when the power fails: the log stays beside the database."""
+    children = list(server.children)
+    server.process.send_signal(signal.SIGSTOP)  # it would end the rest in peace
+    for each in children:
+        os.kill(each, signal.SIGKILL)
+    until(lambda: not any(map(alive, children)))
+    server.end(signal.SIGKILL)
 
 
 def _find_error(gateway: Netlimit) -> str | None:

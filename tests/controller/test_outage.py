@@ -329,6 +329,44 @@ def test_an_older_file_of_the_database_takes_nothing_out_of_force(away: Away, be
     assert (find_report(away).last_error, find_report(away).refused) == (None, None)
 
 
+@pytest.fixture
+def below(root: None, tmp_path: Path) -> Iterator[Away]:
+    """The database is in a directory over which a disk can be mounted."""
+    directory = tmp_path / "var"
+    store = Store(f"sqlite:///{directory}/netlimit.db")
+    store.upgrade()
+    away = Away(Site(store), directory)
+    away.keep_in(tmp_path / "copy")
+    away.restart()
+    yield away
+    away.others.close()
+    away.replica.close()
+    store.close()
+
+
+def test_a_newer_file_is_gone_by_once_its_disk_is_mounted_with_the_log_of_a_crash(below: Away, tmp_path: Path) -> None:
+    below.failure_seconds = 1.0
+    below.restart()
+    below.site.add(target="10.0.0.1", action="block")
+    saved = save(below)
+    below.site.add(target="10.0.0.2", action="block", on_failure="open")
+    below.run()
+    disk = shutil.copytree(below.file.parent, tmp_path / "disk", ignore=shutil.ignore_patterns("*-shm"))
+    assert (disk / "netlimit.db-wal").stat().st_size
+    put_back(below, saved)
+    below.run("alone")
+    look(below)
+    assert "an older state" in str(find_report(below).refused)
+    subprocess.run(["mount", "--bind", disk, below.file.parent], check=True)
+    try:
+        below.run("back")
+        below.follow()
+        assert is_blocked(below) == [True, True, False]
+        assert (find_report(below).last_error, find_report(below).refused) == (None, None)
+    finally:
+        subprocess.run(["umount", "--lazy", below.file.parent], check=True)
+
+
 def test_an_older_file_that_has_forgotten_what_it_was_is_not_gone_by_either(away: Away) -> None:
     """A database remembers as many changes as the settings say."""
     away.site.add(target="10.0.0.1", action="block")
