@@ -21,6 +21,7 @@ from netlimit.stalls import Disk, Overworked, Stalled, find_disk
 from netlimit.store import mapping, vfs
 from netlimit.store.allowance import Allowance
 from netlimit.store.burden import Burden
+from netlimit.store.files import Place, find_place
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=sqlite3.Connection | sqlite3.Cursor)
@@ -79,10 +80,12 @@ def _open(path: Path, patience: float, rights: Rights | None) -> DiskConnection:
     # `mode=rw` keeps SQLite from making the file, which it would make readable to all.
     address = f"file:{quote(str(path))}?mode=rw"
     with opening_as(rights):
+        before = find_place(path)
         connection = sqlite3.connect(
             address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
             cached_statements=64, factory=DiskConnection,
         )  # fmt: skip
+        connection.opened = before if find_place(path) == before else None
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
     return connection
 
@@ -162,6 +165,8 @@ class DiskConnection(sqlite3.Connection):
     """One whose calls may hang. After the first it is lost: every other raises Stalled, and what was under way is
     undone as soon as the disk answers, unless it was being committed."""
 
+    opened: Place | None = None
+    """The file; None where it is not known which one had the name just then."""
     _path: Path
     _disk: Disk
     _rights: Rights | None = None
@@ -272,13 +277,13 @@ class DiskConnection(sqlite3.Connection):
     def _act(self, work: Callable[[], Result], again: bool = False) -> Result:
         begun = self.in_transaction
         try:
-            with opening_as(self._rights), vfs.working_at(self._path):
+            with opening_as(self._rights), vfs.working_at(self._path, self.opened):
                 return work()
         except sqlite3.OperationalError:
             # An error may have undone the transaction: what is done again would not be within it.
             if not self._judge_anew() or not again or self.in_transaction != begun:
                 raise
-        with opening_as(self._rights), vfs.working_at(self._path):
+        with opening_as(self._rights), vfs.working_at(self._path, self.opened):
             return work()
 
     def _judge_anew(self) -> bool:

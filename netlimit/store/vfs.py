@@ -7,7 +7,9 @@ So SQLite is given our open(2) for its own (xSetSystemCall, sqlite.org/c3ref/vfs
 
 It also removes files by names that it has read: a journal that a crash has left may name another that it was one part
 of (a super-journal), which goes once the last part is undone. Who may write beside a file writes such a journal, too.
-We have none, so nothing is removed but what SQLite makes beside the file that is worked at.
+We have none, so nothing is removed but what SQLite makes beside the file that is worked at. Nor does a log go that is
+beside another one by now, as on a disk that was mounted over the directory: SQLite tells files by their inodes' numbers
+alone, which are the same on a copy of a disk.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from netlimit.store import mapping
+from netlimit.store.files import Place
 
 _PLACES: dict[bytes, int] = {}
 """Directories in which files are opened as root, whatever bears their names: an open descriptor of each."""
 _DEVICES = b"/dev/"
 _OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, use_errno=True)
 _UNLINK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, use_errno=True)
-_BESIDE = (b"-journal", b"-wal", b"-shm")
+_LOG = (b"-wal", b"-shm")
+_BESIDE = (b"-journal", *_LOG)
 """How names of what SQLite makes beside a file end."""
 _opened: set[bytes] = set()
 _passing: set[bytes] = set()
@@ -95,9 +99,10 @@ def hold(directory: Path, descriptor: int) -> None:
 
 
 @contextmanager
-def working_at(file: Path) -> Iterator[None]:
-    """Say that what this thread has SQLite do is of this file."""
-    _work.file = file
+def working_at(file: Path, place: Place | None) -> Iterator[None]:
+    """Say that what this thread has SQLite do is of the file that had this name as it was opened: of the one at this
+    place, if that is known."""
+    _work.file, _work.place = file, place
     try:
         yield
     finally:
@@ -139,7 +144,7 @@ def _unlink(path: bytes) -> int:
     directory, _, name = path.rpartition(b"/")
     place = _PLACES.get(directory)
     try:
-        if not _is_made(path):
+        if not _is_made(path) or _is_of_another(path, place):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         os.unlink(path if place is None else name, dir_fd=place)
         _passing.discard(path)
@@ -150,6 +155,16 @@ def _unlink(path: bytes) -> int:
         ctypes.set_errno(errno.EPERM)
         _thread.interrupt_main()
     return -1
+
+
+def _is_of_another(path: bytes, place: int | None) -> bool:
+    """Whether it is a log, and beside another file than the one that this thread works at. Raises OSError."""
+    at: Path | None = getattr(_work, "file", None)
+    if at is None or not path.endswith(_LOG):
+        return False
+    found = os.stat(at if place is None else at.name, dir_fd=place)
+    opened: Place | None = _work.place
+    return (found.st_dev, found.st_ino) != opened
 
 
 def _is_made(path: bytes) -> bool:

@@ -113,3 +113,30 @@ def test_nor_beside_the_log_of_one_that_was_mounted(store: Store, path: Path, ne
     shutil.copy(path, path.with_name("other.db")).replace(path)
     with pytest.raises(StoreError, match=FORMER):
         store.revision()
+
+
+def test_the_log_stays_of_a_file_that_has_the_number_of_the_former(
+    store: Store, path: Path, newer: Path, tmp_path: Path
+) -> None:
+    """SQLite, which removes the log as it closes the former, knows a file by that alone: it is the same in a copy of a
+    whole file system."""
+    disk = tmp_path / "alike"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", disk], check=True)
+    copy, wanted = disk / path.name, path.stat().st_ino
+    for number in range(wanted):
+        copy = (disk / f"{number}").rename(copy) if take_number(disk / f"{number}") == wanted else copy
+    assert copy.stat().st_ino == wanted
+    for name in (path.name, f"{path.name}-wal"):
+        shutil.copy(newer / name, disk / name)
+    watch = store.watch()
+    mount(disk, path.parent)
+    assert watch.changed()
+    assert store.revision() == 3
+    watch.close()
+
+
+def take_number(path: Path) -> int:
+    """Make a file, which has the next one of its file system."""
+    path.touch()
+    return path.stat().st_ino
