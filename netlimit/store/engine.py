@@ -399,7 +399,8 @@ class Database:
         return explain_fault(error, str(self), self._patience)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection. What comes next looks at the file anew: its log may be another by then."""
+        self._checked = False
         self.engine.dispose()
 
     def _allow_work(self, seconds: float | None) -> None:
@@ -430,7 +431,6 @@ class Database:
         if self.path:
             files.check_names(self.path)
         if self._place not in (None, place):
-            self._checked = False
             self.close()
         if self._checked:
             return
