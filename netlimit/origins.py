@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+TOKENS = "Tokens that were revoked since are good again: revoke them anew; those made since are gone."
+"""What is told of any state of a database that lacks what was changed last."""
 MOST_MARKS = 100
 """So many restores are known; of those before, a database that lacks them all would not be told."""
 _MARK = "+"
@@ -24,6 +26,15 @@ class Origin(NamedTuple):
     limits: int = 0
     past: tuple[int, int] = (0, 0)
     is_server: bool = False
+
+
+class Trace(NamedTuple):
+    """The newest line of a database's audit, which has one for each change of any kind: its number (0: there is none),
+    and the digest of what it says. `identity` are the words and marks of the database."""
+
+    identity: str | None
+    line: int
+    digest: str
 
 
 def is_another(known: str | None, found: Origin) -> bool:
@@ -53,6 +64,12 @@ def has_older_limits(known: Origin, found: Origin) -> bool:
     return found.limits < known.limits and not _is_restored(known, found)
 
 
+def may_lack(known: Trace, found: str | None) -> bool:
+    """Whether a database with these words and marks has lost something where it lacks a line that is known. Another one
+    has not, nor has one into which a backup was restored since."""
+    return not _differ(known.identity, found) and not _is_marked_since(known.identity, found)
+
+
 def join(one: str | None, other: str | None) -> str | None:
     """The words and marks of both."""
     return " ".join(dict.fromkeys([*_split(one), *_split(other)])) or None
@@ -70,7 +87,11 @@ def has_word(identity: str | None) -> bool:
 
 
 def _is_restored(known: Origin, found: Origin) -> bool:
-    return not set(_list_marks(found.identity)) <= set(_list_marks(known.identity))
+    return _is_marked_since(known.identity, found.identity)
+
+
+def _is_marked_since(known: str | None, found: str | None) -> bool:
+    return not set(_list_marks(found)) <= set(_list_marks(known))
 
 
 def _differ(one: str | None, other: str | None) -> bool:

@@ -14,8 +14,9 @@ from typing import Protocol
 from netlimit.errors import LimitError, StoreError
 from netlimit.l7.document import Document, parse_document
 from netlimit.l7.files import Files
+from netlimit.l7.losses import Losses
 from netlimit.l7.rules import RuleSet
-from netlimit.origins import Origin, has_older_limits, has_other_limits
+from netlimit.origins import Origin, Trace, has_older_limits, has_other_limits
 
 SECONDS = 1.0
 """So often it is looked whether something has changed; a database that is watched tells at once."""
@@ -33,6 +34,9 @@ class KeptDocument(Protocol):
     def domain(self) -> str: ...  # noqa: D102
 
     @property
+    def revision(self) -> int: ...  # noqa: D102
+
+    @property
     def document(self) -> str: ...  # noqa: D102
 
     @property
@@ -46,6 +50,10 @@ class Database(Protocol):
         """Which database it is."""
         ...
 
+    def look_back(self, known: Trace | None) -> tuple[Trace, bool]:
+        """What was changed last, and whether it has lost what is known to be changed last."""
+        ...
+
     def limits_identity(self) -> object:
         """Another one whenever something has changed, also when another server has taken the place of the one that was
         asked before."""
@@ -57,17 +65,19 @@ class Database(Protocol):
 
 
 class Rows:
-    """The documents of a database, by domain: `good` are the last that could be read, `troubles` what is wrong.
-    Those of another database, or of an older file, are read by who begins anew only: it may be in the place of the
-    first by mistake."""
+    """The documents of a database, by domain: `good` are the last that could be read, `troubles` what is wrong, and
+    `losses` what it had and has no more. Those of another database, or of an older file, are read by who begins anew
+    only: it may be in the place of the first by mistake."""
 
     def __init__(self, database: Database, is_absent: Callable[[], bool]) -> None:
         self.good: dict[str, Document] = {}
         self.troubles: dict[str, str] = {}
+        self.losses = Losses()
         self._database = database
         self._is_absent = is_absent
         self._identity: object = None
         self._origin: Origin | None = None
+        self._trace: Trace | None = None
         self._read: dict[str, bytes] = {}
 
     def refresh(self) -> None:
@@ -76,9 +86,17 @@ class Rows:
             identity = self._database.limits_identity()
             if identity != self._identity:
                 origin = self._find_origin()
-                _, kept = self._database.limits()
-                self._take({each.domain: each for each in kept})
-                self._origin = origin
+                trace, is_lost = self._database.look_back(self._trace)
+                _, documents = self._database.limits()
+                kept = {each.domain: each for each in documents}
+                digests = {domain: _digest(each) for domain, each in kept.items()}
+                if is_lost and self._origin is not None:
+                    newest = self._origin.limits
+                    old = [domain for domain, each in kept.items() if each.revision <= newest]
+                    self.losses.note(self._read, digests, old, self.good)
+                self.losses.heed(digests)
+                self._take(kept, digests)
+                self._origin, self._trace = origin, trace
                 self._identity = identity  # asked first: what has changed since is read the next time
             self.troubles.pop("", None)
         except StoreError as error:
@@ -104,11 +122,10 @@ class Rows:
             )
         return origin
 
-    def _take(self, kept: dict[str, KeptDocument]) -> None:
+    def _take(self, kept: dict[str, KeptDocument], digests: dict[str, bytes]) -> None:
         for known in (self.good, self.troubles):
             for gone in known.keys() - kept.keys():
                 del known[gone]
-        digests = {domain: _digest(each) for domain, each in kept.items()}
         for domain, each in kept.items():
             if self._read.get(domain) == digests[domain]:
                 continue
@@ -162,6 +179,7 @@ class Sources:
         self._rows = Rows(database, is_absent) if database is not None else None
         self._used: dict[str, Document] = {}
         self._twice: list[str] = []
+        self._told: tuple[str, ...] = ()
         self._lock = Lock()
 
     def start(self) -> None:
@@ -211,6 +229,8 @@ class Sources:
             self._used = used
             log.info("The limits of these domains are in force: %s", ", ".join(sorted(used)) or "none")
         self._report(tuple(troubles))
+        lost = self._rows.losses.list_troubles() if self._rows is not None else []  # they are logged when they begin
+        self.troubles = (*lost, *troubles)
 
     def run(self, ending: Event, wait: Callable[[float], object] | None = None) -> None:
         """Follow the sources until the end, in a thread of its own; files in one more, for a database may hang. `wait`
@@ -258,9 +278,9 @@ class Sources:
 
     def _report(self, troubles: tuple[str, ...]) -> None:
         for trouble in troubles:
-            if trouble not in self.troubles:
+            if trouble not in self._told:
                 log.warning(trouble)
-        for trouble in self.troubles:
+        for trouble in self._told:
             if trouble not in troubles:
                 log.info("This is over: %s", trouble)
-        self.troubles = troubles
+        self._told = troubles

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Text, cast, delete, false, func, insert, select, update
 
+from netlimit.origins import Trace, may_lack
 from netlimit.records import Actor
 from netlimit.rules import Rule
 from netlimit.store import clock, homes
@@ -204,6 +205,28 @@ def find_newest(connection: Connection) -> int:
     """The id of the newest entry; 0 before the first."""
     newest: int | None = connection.execute(select(func.max(audit.c.id))).scalar_one()
     return newest or 0
+
+
+def trace(connection: Connection) -> Trace:
+    """The newest entry."""
+    identity = connection.execute(select(clock_table.c.identity)).scalar_one()
+    newest = find_newest(connection)
+    return Trace(identity, newest, _digest(connection, newest))
+
+
+def has_lost(connection: Connection, known: Trace) -> bool:
+    """Whether an entry that was the newest is not here, though nobody has given it up, or meant that."""
+    if known.line <= _find_given_up(connection) or _digest(connection, known.line) == known.digest:
+        return False
+    return may_lack(known, connection.execute(select(clock_table.c.identity)).scalar_one())
+
+
+def _digest(connection: Connection, line: int) -> str:
+    """Of what an entry says; empty where there is none. Another server may have given its number to another."""
+    row = connection.execute(select(audit).where(audit.c.id == line)).mappings().one_or_none()
+    if row is None:
+        return ""
+    return hashlib.sha256(json.dumps(dict(row), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def prune(connection: Connection, most: int) -> None:

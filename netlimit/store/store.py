@@ -13,7 +13,7 @@ from sqlalchemy.engine import URL
 
 from netlimit.clientele import Client
 from netlimit.judgement import Change, Judge
-from netlimit.origins import Origin
+from netlimit.origins import Origin, Trace
 from netlimit.records import (
     LIMITER,
     Actor,
@@ -218,6 +218,12 @@ class Store:
         newest."""
         with self._database.reading() as connection:
             return changes.origin(connection, since)
+
+    def look_back(self, known: Trace | None) -> tuple[Trace, bool]:
+        """The newest line of the audit; and whether the database has lost the one that is known, with whatever was
+        changed then: it is in an older state, or has gone on from one, and nobody has restored that."""
+        with self._database.reading() as connection:
+            return audit.trace(connection), known is not None and audit.has_lost(connection, known)
 
     def identify(self, identity: str) -> str:
         """Name the database, unless it is named; how it is named then."""

@@ -18,7 +18,7 @@ from netlimit.errors import LimitError, StoreError
 from netlimit.l7 import files
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.sources import SECONDS, Sources
-from netlimit.origins import Origin, mark
+from netlimit.origins import Origin, Trace, mark, may_lack
 from netlimit.store import LimitDocument, Store
 from tests.api.test_stopped_server import stopped
 from tests.databases import Postgres
@@ -54,6 +54,10 @@ class Table:
 
     def origin(self) -> Origin:
         return Origin(self.name, 0, self.revision, is_server=self.is_server)
+
+    def look_back(self, known: Trace | None) -> tuple[Trace, bool]:
+        lost = known is not None and self.revision < known.line
+        return Trace(self.name, self.revision, ""), lost and may_lack(known, self.name)
 
     def limits_identity(self) -> tuple[str | None, int]:
         if self.away:

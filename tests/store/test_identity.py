@@ -15,7 +15,7 @@ from netlimit.errors import StoreError
 from netlimit.forgotten import Held, find_forgotten, has_lost
 from netlimit.origins import MOST_MARKS, Origin, has_word, is_another, is_older, join, mark
 from netlimit.records import HostStatus
-from netlimit.store import Replica, Store, homes, open_replica, read_held, take_snapshot
+from netlimit.store import Replica, Store, audit, homes, open_replica, read_held, take_snapshot
 from netlimit.store.migrate import alembic_config
 from tests.databases import Postgres
 from tests.store.examples import NOW, keep
@@ -369,3 +369,49 @@ def test_a_copy_knows_the_stamp_of_what_it_holds(store: Store, copy: Replica) ->
         connection.execute(text("UPDATE clock SET revision = 3"))
     assert copy.held().origin.past == (3, 0)
     assert not refuses(copy, store)
+
+
+def put(store: Store, number: int) -> None:
+    store.put_limits("web", f"domain: web\ndescriptors: [] # {number}\n", "application/yaml", "test", NOW)
+
+
+def test_a_database_that_lacks_a_line_of_the_audit_has_lost_it(store: Store, save: Callable[[], Store]) -> None:
+    """Whatever it was, and however many have come since."""
+    put(store, 1)
+    saved = save()
+    known, is_lost = store.look_back(None)
+    assert not is_lost
+    assert saved.look_back(known) == (known, False)
+    put(store, 2)
+    known, is_lost = store.look_back(known)
+    assert not is_lost
+    for number in range(3, 6):
+        found, is_lost = saved.look_back(known)
+        assert is_lost
+        assert not saved.look_back(found)[1], "it is told once"
+        put(saved, number)
+
+
+def test_what_was_given_up_of_the_audit_is_not_lost(store: Store) -> None:
+    put(store, 1)
+    known, _ = store.look_back(None)
+    for number in range(2, 30):
+        put(store, number)
+    with store._database.writing() as connection:
+        audit.prune(connection, 5)
+    assert store.look_back(known)[0].line > known.line
+    assert not store.look_back(known)[1]
+
+
+def test_what_a_backup_lacks_that_was_restored_is_not_lost(store: Store, other: Store, tmp_path: Path) -> None:
+    """Somebody has decided for that; and another database has lost nothing either."""
+    put(store, 1)
+    file = tmp_path / "rules.backup"
+    store.back_up(file, NOW)
+    put(store, 2)
+    known, _ = store.look_back(None)
+    other.upgrade()
+    other.identify("other")
+    assert not other.look_back(known)[1]
+    other.restore(file, "test", NOW)
+    assert not other.look_back(known)[1]
