@@ -33,7 +33,7 @@ from netlimit.errors import Busy, KernelError, LeadMissing, NetlimitError, Occup
 from netlimit.escalating import LABEL
 from netlimit.exchange import Exchange, Ledger, News, find_changed, renumber
 from netlimit.fallback import Fallback
-from netlimit.forgotten import NOTHING, Held, compare, find_forgotten, has_lost, say_loss
+from netlimit.forgotten import NOTHING, Held, compare, find_forgotten, has_lost, say_loss, say_other_loss
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import TURN_SECONDS, Door, Kernel, observe, read_entries
 from netlimit.limits import Fragment, purpose_sets
@@ -41,7 +41,7 @@ from netlimit.malformed import Malformed
 from netlimit.mishaps import Mishaps
 from netlimit.namesakes import make_reporter
 from netlimit.numbers import find_mark_bits, find_translated
-from netlimit.origins import Origin
+from netlimit.origins import Origin, Trace
 from netlimit.outage import Outage
 from netlimit.overdue import OVERDUE_SECONDS, Overdue, read_clock
 from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteTree, diff
@@ -270,6 +270,7 @@ class Controller:
         self._resumed: tuple[str, ...] = ()
         self._losses: tuple[str, ...] = ()
         """What the database has lost since this process began."""
+        self._trace: Trace | None = None
         self._numbered: dict[tuple[str, str], int] = {}
         self._premises = Premises(kernel, setup)
         self._inspection = Inspection(kernel)
@@ -396,6 +397,7 @@ class Controller:
             self._mishaps.survive(self._count_peers, _GOES_ON)
             self._doubt_roots()
             self._doubt_states()
+            self._look_back()
             self._report()
             self._tell_of_copy(self._copy, self._copy_safe)
 
@@ -925,9 +927,23 @@ class Controller:
         told = say_loss(origin, held, before, rules)
         if told is None or told in self._losses:
             return
-        log.error("%s", told, extra=self._say())
+        self._note_loss(told)
+        self._trace = None  # what else is lost with them is told by that
         for rule in compare(before or (), rules)[0][:_MOST_LOST]:
             log.warning("The database has lost rule %d: %s", rule.id, rule)
+
+    def _look_back(self) -> None:
+        """Say, once, that a server has lost what was changed last, where that was told of no rules."""
+        if self._outage is not None:
+            return
+        known, is_lost = self._trace, False
+        with suppress(StoreError):  # an audit that cannot be read takes no limit away
+            self._trace, is_lost = self._database.look_back(known)
+        if known is not None and is_lost:
+            self._note_loss(say_other_loss(known.line))
+
+    def _note_loss(self, told: str) -> None:
+        log.error("%s", told, extra=self._say())
         self._losses = (*self._losses, told)[-_MOST_LOSSES:]
 
     def _adopt(self) -> None:

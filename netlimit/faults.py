@@ -36,11 +36,11 @@ class ServiceReport:
     `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for this
     `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last,
     `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its clock is
-    not the database's, `copy` that its copy of the applied rules is behind, `loss` that the database has lost rules,
-    `eviction` that the limiter's Redis throws counters away, `closed` that rules close ports of management and nobody
-    has forced them, `ssh` what is not known of SSH here. `buckets` is how many bytes the buckets of limits can come to,
-    `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of SSH and clients of
-    the API are reached and whose far end is not known, `unfollowed` why they are not known.
+    not the database's, `copy` that its copy of the applied rules is behind, `losses` what the database has
+    lost, `eviction` that the limiter's Redis throws counters away, `closed` that rules close ports of management and
+    nobody has forced them, `ssh` what is not known of SSH here. `buckets` is how many bytes the buckets of limits can
+    come to, `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of SSH and
+    clients of the API are reached and whose far end is not known, `unfollowed` why they are not known.
     """
 
     host: str
@@ -63,7 +63,7 @@ class ServiceReport:
     namesake: str | None = None
     skew: str | None = None
     copy: str | None = None
-    loss: str | None = None
+    losses: tuple[str, ...] = ()
     eviction: str | None = None
     closed: str | None = None
     ssh: tuple[str, ...] = ()
@@ -103,8 +103,8 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         yield Finding("two of one name", Severity.SERIOUS, report.namesake, "")
     if report.skew:
         yield Finding("clocks apart", Severity.WARNING, report.skew, "")
-    if report.loss:
-        yield Finding("rules lost by the database", Severity.SERIOUS, report.loss, "")
+    for loss in report.losses:
+        yield Finding("changes lost by the database", Severity.SERIOUS, loss, "")
     if report.copy:
         yield Finding("copy of the rules", Severity.WARNING, report.copy, _WRITE_COPY)
     if report.eviction:

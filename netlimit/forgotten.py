@@ -15,13 +15,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from netlimit.liveness import SILENCE, is_recent
-from netlimit.origins import Origin, is_another, is_older
+from netlimit.origins import TOKENS, Origin, is_another, is_older
 from netlimit.records import HostStatus
 from netlimit.rules import Rule
 from netlimit.several import name_some
 
 TAKE = "netlimit apply --take-database"
 PREFIX = "The database lacks what this gateway"
+_UNTIL = "This is told until the controller is started anew."
 _MOST_TOLD = 5
 
 
@@ -76,13 +77,22 @@ def say_loss(found: Origin, held: Held, before: Iterable[Rule] | None, now: Iter
         "lagged has taken the server's place, or an older state of it was put back."
     )
     if before is None:
-        return start
+        return f"{start} {TOKENS}"
     gone, back = compare(before, now)
     if not (gone or back):
         return None
     said = [f"Out of force are: {_name_rules(gone)}."] if gone else []
     said += [f"In force are instead, or again: {_name_rules(back)}."] if back else []
-    return f"{start} {' '.join(said)} Make anew what is missing. This is told until the controller is started anew."
+    return f"{start} {' '.join(said)} Make anew what is missing. {TOKENS} {_UNTIL}"
+
+
+def say_other_loss(line: int) -> str:
+    """What is told where a database has lost a line of the audit, and of no rule of the gateway that it is lost."""
+    return (
+        f"{PREFIX} has seen in its audit: line {line} is lost there. A standby that lagged has taken the server's "
+        "place, or an older state of it was put back. Whatever was changed last is lost: put limits of requests anew "
+        f"(each limiter says which), and make rules anew that are missing. {TOKENS} {_UNTIL}"
+    )
 
 
 def compare(before: Iterable[Rule], now: Iterable[Rule]) -> tuple[list[Rule], list[Rule]]:
@@ -109,7 +119,7 @@ def _say_older(found: Origin, held: Held) -> str:
         f"at {found.revision}), so this gateway does not go by it. Is a disk not mounted, or was an older file put in "
         "the place of the newer? What the kernel holds stays in force, and what is changed here is not: put the newer "
         f"file back, or restore a backup (`netlimit restore FILE`). To go by this one instead, run `{TAKE}`: what it "
-        "lacks is out of force then."
+        f"lacks is out of force then. {TOKENS}"
     )
 
 

@@ -146,7 +146,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         namesake=_find_note(status, namesakes.PREFIX),
         skew=_find_note(status, skew.PREFIX),
         closed=_find_note(status, unforced.PREFIX),
-        loss=_find_note(status, forgotten.PREFIX),
+        losses=_find_notes(status, forgotten.PREFIX),
         copy=_find_note(status, copying.PREFIX) or (None if report.controlled else _look_at_copy(settings, status)),
         ssh=_find_notes_on_ssh(status),
     )
@@ -213,7 +213,11 @@ def _find_notes_on_ssh(status: HostStatus | None) -> tuple[str, ...]:
 
 
 def _find_note(status: HostStatus | None, prefix: str) -> str | None:
-    return next((note for note in (status.notes if status else ()) if note.startswith(prefix)), None)
+    return next(iter(_find_notes(status, prefix)), None)
+
+
+def _find_notes(status: HostStatus | None, prefix: str) -> tuple[str, ...]:
+    return tuple(note for note in (status.notes if status else ()) if note.startswith(prefix))
 
 
 def _read_memory() -> int | None:

@@ -17,7 +17,9 @@ from netlimit.errors import Slow
 from netlimit.forgotten import PREFIX
 from netlimit.kernel.fake import FakeKernel
 from netlimit.l7.assignments import Assignments
+from netlimit.l7.document import parse_document
 from netlimit.l7.sources import Sources
+from netlimit.origins import TOKENS
 from netlimit.records import HostStatus
 from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store, open_replica
@@ -191,6 +193,115 @@ def test_the_limiter_has_the_documents_of_the_new_server(pair: Pair, more: int) 
     pair.fail_over()
     sources.refresh()
     assert sources._rows.good["auth"] == read_anew(pair.asked)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("more", [0, 1, 2, 3], ids=["goes back", "same number", "goes on", "goes beyond"])
+def test_the_limiter_tells_which_documents_are_lost_until_they_are_put_anew(
+    pair: Pair, more: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes by what the new server has all the same."""
+    sources = Sources(database=pair.asked)
+    put(pair.asked, "auth", 77)
+    put(pair.asked, "login", 5)
+    sources.start()
+
+    for number in range(more):
+        put(pair.lagging, f"more{number}", 6)
+    pair.fail_over()
+    sources.refresh()
+    assert "login" not in sources.rules.domains
+    (told,) = sources.troubles
+    assert "Gone, so that all passes which no file limits, are those of: 'login'." in told
+    assert "Others than before are those of: 'auth'." in told
+    back = ["more0", "more1"][:more]  # as far as revisions tell
+    said = f"In force again, or besides, are those of: {', '.join(map(repr, back))}."
+    assert (said in told) == bool(back)
+    assert "'more2'" not in told
+    assert "`netlimit limits put`" in told
+    assert TOKENS in told
+    errors = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert errors == [told]
+    (login,) = [each for each in caplog.messages if each.startswith("Lost limits of the domain 'login': ")]
+    lost = parse_document(login.split(": ", 1)[1], is_json=True)
+
+    caplog.clear()
+    put(pair.asked, "more9", 6)
+    sources.refresh()
+    assert (sources.troubles, caplog.records) == ((told,), [])
+    pair.asked.put_limits("login", login.split(": ", 1)[1], "application/json", "test", NOW)
+    sources.refresh()
+    assert sources._rows.good["login"].root == lost.root  # type: ignore[union-attr]
+    assert "'login'" not in " ".join(sources.troubles)
+    assert "Others than before are those of: 'auth'." in " ".join(sources.troubles)
+    put(pair.asked, "auth", 77)
+    for domain in back:
+        pair.asked.remove_limits(domain, "test", NOW)
+    sources.refresh()
+    assert sources.troubles == ()
+    assert [each for each in caplog.records if each.levelname in ("WARNING", "ERROR")] == []
+
+
+def test_the_limiter_tells_what_is_in_force_again(pair: Pair) -> None:
+    """It was removed, and the server has not heard of it."""
+    sources = Sources(database=pair.asked)
+    put(pair.asked, "login", 5)
+    pair.asked.remove_limits("auth", "test", NOW)
+    sources.start()
+    pair.fail_over()
+    sources.refresh()
+    (told,) = sources.troubles
+    assert "In force again, or besides, are those of: 'auth'." in told
+    pair.asked.remove_limits("auth", "test", NOW)
+    put(pair.asked, "login", 5)
+    sources.refresh()
+    assert sources.troubles == ()
+
+
+def test_the_limiter_tells_nothing_where_no_document_is_lost(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    sources = Sources(database=pair.asked)
+    sources.start()
+    add(pair.asked, "10.0.0.2")
+    pair.fail_over()
+    sources.refresh()
+    put(pair.asked, "auth", 7)
+    put(pair.asked, "login", 7)
+    pair.asked.remove_limits("login", "test", NOW)
+    sources.refresh()
+    assert sources.troubles == ()
+    assert [each for each in caplog.records if each.levelname in ("WARNING", "ERROR")] == []
+
+
+def test_a_controller_tells_what_is_lost_besides_rules(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """A token that was revoked is good again; nobody would look without being told."""
+    pair.asked.add_token("leaked", "hash", "admin", NOW, None, None, "test")
+    controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"))
+    controller.tick()
+    controller._due["heartbeat"] = 0.0
+    controller.tick()
+    assert controller._losses == ()
+
+    pair.fail_over()
+    for _ in range(2):
+        controller._due["heartbeat"] = 0.0
+        controller.tick()
+    (told,) = [note for note in pair.asked.hosts()[0].notes if note.startswith(PREFIX)]
+    assert controller._losses == (told,)
+    assert TOKENS in told
+    assert caplog.text.count(told) == 1
+
+
+def test_a_loss_of_rules_is_not_told_once_more_for_what_else_is_lost(pair: Pair, tmp_path: Path) -> None:
+    with closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"), replica=replica)
+        add(pair.asked, "10.0.0.2")
+        controller.tick()
+        pair.fail_over()
+        for _ in range(2):
+            controller._due["heartbeat"] = 0.0
+            controller.tick()
+        (told,) = controller._losses
+        assert "Out of force are: rule 2" in told
+        assert TOKENS in told
 
 
 def read_anew(store: Store) -> object:

@@ -27,6 +27,8 @@ from netlimit.errors import StoreError
 from netlimit.faults import find_faults
 from netlimit.kernel.fake import FakeKernel
 from netlimit.kernel.none import NoKernel
+from netlimit.l7.sources import Sources
+from netlimit.origins import TOKENS
 from netlimit.rules import parse_rule
 from netlimit.settings import Settings
 from netlimit.store import Store, clock, open_replica, primaries
@@ -36,7 +38,7 @@ from tests.api.server import HANDLES, HASHES, connect, serve
 from tests.databases import Postgres, run_postgres
 
 NOW = datetime.now(UTC)
-LOST = "rules lost by the database"
+LOST = "changes lost by the database"
 
 
 class Pair(NamedTuple):
@@ -364,3 +366,40 @@ def test_what_a_standby_that_lagged_has_lost_is_told(pair: Pair, tmp_path: Path)
         assert "revision 3 is lost there (it is at 2)" in str(finding)
         assert "Out of force are: rule 2: block from 10.0.0.2 any, rule 3: block from 10.0.0.3 any." in str(finding)
         assert "In force are instead, or again: rule 2: block from 10.0.0.4 any." in str(finding)
+
+
+def test_what_else_such_a_standby_has_lost_is_told_where_no_rule_is_lost(pair: Pair, tmp_path: Path) -> None:
+    """Limits of requests by the limiter; that there may be more, such as a revoked token, by the controller."""
+    migrate(pair.primary)
+    url = name_both(pair)
+    web = "domain: web\ndescriptors:\n- key: remote_address\n  rate_limit: {unit: minute, requests_per_unit: %d}\n"
+    with opened(url) as store, closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        store.put_limits("web", web % 50, "application/yaml", "test", NOW)
+        token = store.add_token("leaked", "hash", "admin", NOW, None, None, "test")
+        add(store, 1)
+        wait_for(pair.standby, 1)
+        pair.standby.stop()
+        store.put_limits("web", web % 5, "application/yaml", "test", NOW)
+        store.revoke_token(token.id, NOW, "test")
+        controller = Controller(store, FakeKernel(), Setup("gw", "fake"), replica=replica)
+        controller.tick()
+        sources = Sources(database=store)
+        sources.start()
+        pair.primary.stop()
+        pair.standby.start()
+        promote(pair.standby)
+        looks = count()
+        controller.run(lambda: next(looks) > 1000 or bool(controller._losses))
+        controller._due["heartbeat"] = 0.0
+        controller.tick()
+        assert [each.name for each in store.active_tokens(NOW)] == ["leaked"]
+        settings = Settings(host="gw", database_url=url, state_directory=tmp_path / "controller")
+        told = doctor._survey_service(settings, NoKernel(tmp_path))
+        (finding,) = [each for each in find_faults(told) if each.name == LOST]
+        assert finding.severity is Severity.SERIOUS
+        assert TOKENS in str(finding)
+        sources.refresh()
+        assert "Others than before are those of: 'web'." in " ".join(sources.troubles)
+        store.put_limits("web", web % 5, "application/yaml", "test", NOW)
+        sources.refresh()
+        assert sources.troubles == ()
