@@ -49,7 +49,18 @@ from netlimit.premises import CLOCK_SLACK, Premises
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
 from netlimit.questions import Questions
-from netlimit.records import Actor, Changes, Exceptional, HostStatus, Repair, Request, RuleCounters, State, Window
+from netlimit.records import (
+    Actor,
+    Changes,
+    Exceptional,
+    HostStatus,
+    Pause,
+    Repair,
+    Request,
+    RuleCounters,
+    State,
+    Window,
+)
 from netlimit.roster import Roster
 from netlimit.rules import Action, Rule
 from netlimit.safety import REMEMBERED_SECONDS
@@ -131,6 +142,11 @@ _RESUMED = (
     "The database has come back in an older state, in which a teardown still pauses this gateway that `netlimit apply` "
     "has ended since, as the copy tells: limits stay in force, and the pause is ended again. To take them out, run "
     "`netlimit teardown` anew."
+)
+_KEPT = (
+    "A teardown has paused this gateway, as its copy tells, and the database knows nothing of that: it was away then, "
+    "or has come back in another state. The gateway stays paused, and the database is told. To put limits in force, "
+    "run `netlimit apply`."
 )
 _GOES_ON = "The pass goes on without that part."
 _MOST_ASKED = 500
@@ -268,6 +284,9 @@ class Controller:
         self._uncounted: tuple[str, ...] = ()
         self._renamed = tuple(_say_renamed(replica.owner, setup.host)) if replica is not None else ()
         self._resumed: tuple[str, ...] = ()
+        self._kept: tuple[str, ...] = ()
+        self._ended: Pause | None = None
+        """The pause that the copy may still tell of, but that is over."""
         self._losses: tuple[str, ...] = ()
         """What the database has lost since this process began."""
         self._trace: Trace | None = None
@@ -444,11 +463,14 @@ class Controller:
             if is_paused and not self._is_paused_there:  # a teardown of another database means nothing here
                 self._refuse_forgotten()
                 is_paused = not self._resumes()
+            elif not is_paused and (self._paused or self._begins):
+                is_paused = self._stays_paused()
             self._is_paused_there = is_paused
         self._paused = is_put_off or self._is_paused_there
         if self._paused:
             self._pause()
             return
+        self._kept = ()
         if self._leaves_it_to_guard():
             return
         self._mishaps.survive(self._probe_again, _GOES_ON)
@@ -1682,6 +1704,21 @@ class Controller:
         self._resumed = (_RESUMED,)
         return True
 
+    def _stays_paused(self) -> bool:
+        """Whether the copy knows of a teardown that the database has not heard of: then that is told. Where it has, and
+        nobody is paused, the teardown was ended, and the copy could not be told."""
+        host, replica = self._setup.host, self._replica
+        pause = replica.known_pause() if self._outage is None and replica is not None else None
+        if replica is None or pause is None or pause == self._ended:
+            return False
+        is_unheard = replica.find_unheard(self._store) == pause
+        if not is_unheard or not self._store.keep_pause(host, pause, Actor(f"controller of {host}")):
+            self._ended = pause
+            return False
+        log.warning("%s", _KEPT)
+        self._kept = (_KEPT,)
+        return True
+
     def _is_to_keep_off(self) -> bool:
         """Asked by who holds the kernel for himself: a teardown has it either before, and was heard, or afterwards.
         Whoever puts off ends that when the database is told, which is asked last."""
@@ -1691,8 +1728,9 @@ class Controller:
         """Somebody tore down: keep hands off, also what he has left there, and begin anew afterwards."""
         self._compilation, self._in_step, self._paused = None, False, True
         self._resumed = self._losses = ()
-        if not self._status.paused:
-            log.info("Paused by teardown, until `netlimit apply`.")
+        if not self._status.paused or not {*self._kept} <= {*self._status.notes}:
+            if not self._kept:
+                log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
             self._copying.note_change()
             self._tell_of_copy(self._copy)
@@ -1883,7 +1921,8 @@ class Controller:
             past = (*self._renamed, *self._resumed, *self._losses)
             changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *past)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
-        changes.setdefault("notes", tuple(note for note in self._status.notes if not note.startswith(COPY)))
+        said = tuple(note for note in self._status.notes if not note.startswith(COPY) and note != _KEPT)
+        changes.setdefault("notes", said)
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}
         changes.setdefault("paused", self._paused)
         if changes["paused"]:  # and what comes back afterwards is told when it is there
@@ -1891,8 +1930,7 @@ class Controller:
         elif not changes.get("applied_revision", self._status.applied_revision):
             changes |= dict.fromkeys(("enforced", "degraded"), 0)
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by replace
-        if self._copying.warnings:
-            self._status = replace(self._status, notes=(*self._status.notes, *self._copying.warnings))
+        self._status = replace(self._status, notes=(*self._status.notes, *self._kept, *self._copying.warnings))
         self._telling.report(self._status)
         self._tell()
 

@@ -440,7 +440,7 @@ class Guard:
             self._copy_at = _now() + COPY_SECONDS
 
     def _pause_copy(self, copy: Replica) -> None:
-        copy.follow_pause(True)
+        copy.follow_pause(True, self._store.last_pause(self._host))
         if not self._store.paused(self._host):  # an `apply` has ended that meanwhile, and may have told the copy before
             copy.follow_pause(False)
 
@@ -453,7 +453,7 @@ class Guard:
         is_paused = copy.paused(self._host)
         if not applied or (applied <= copy.revision() and not is_paused):
             return
-        if not is_paused or find_left(self._make_kernel()):
+        if not is_paused or (find_left(self._make_kernel()) and copy.find_unheard(self._store) is None):
             copy.hold(take_snapshot(self._store, self._host, applied, self._store.paused(self._host)), None)
 
     # -- the controller

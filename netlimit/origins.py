@@ -54,6 +54,12 @@ def is_older(known: Origin, found: Origin, is_doubted: bool = False) -> bool:
     return found.revision < known.revision or (is_told and stamp != has)
 
 
+def is_same(known: Origin, found: Origin) -> bool:
+    """Whether a database is the one from which rules are known, in whatever state, and no backup was restored into it
+    since then."""
+    return not is_another(known.identity, found) and not _is_restored(known, found)
+
+
 def has_other_limits(known: str | None, found: Origin) -> bool:
     """As `is_another`, for who knows the limiter's documents."""
     return not (found.revision or found.limits) or _differ(known, found.identity)

@@ -279,6 +279,15 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause of a gateway, by a teardown or a window's end: the random word by which it is told from others, and when
+    it began, by the clock of who has begun it."""
+
+    word: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A question of the API that only a controller can answer: `kind` is "plan", "preview", "counters" or
     "offenders"."""

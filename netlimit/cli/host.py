@@ -26,6 +26,7 @@ from netlimit.cli.parts import (
     read_settings,
     refuse_another,
     renew_copy,
+    tell_pause,
 )
 from netlimit.cli.pausing import put_off, wait_until_told
 from netlimit.cli.printing import JSON, count, say
@@ -52,8 +53,8 @@ LEFT = "Limits that are left in the kernel go on limiting: run `netlimit teardow
 DATABASE_SECONDS = 10.0
 """How long a teardown has a database work, before it goes on without."""
 WAITS = (
-    "Going on; the controller that runs keeps its hands off, and the database is told once it answers. Who starts this "
-    "machine, or a controller, before brings the limits back."
+    "Going on; the controller that runs keeps its hands off, and the database is told once it answers. Where the copy "
+    "of the applied rules cannot be told now, who starts this machine, or a controller, before brings the limits back."
 )
 DEAF = "Going on; but a controller that runs may not hear of it, so stop it first."
 TakeOver = Annotated[
@@ -134,6 +135,7 @@ def apply(
             take_database(settings, store, kernel)
         refuse_another(settings, store)
         actor = local_actor(settings)
+        known = tell_pause(settings, store, actor)
         controller = make_controller(settings, store, kernel)
         confirming_it = confirming(context, settings, store, kernel, controller, seconds) if seconds else nullcontext()
         opened = window.enter_context(confirming_it)
@@ -142,7 +144,7 @@ def apply(
             if opened is None:
                 ended = store.last_pause(settings.host)
                 store.pause(settings.host, False, actor, for_good=True)
-                note_resumed(settings, ended)
+                note_resumed(settings, (known, ended))
             else:
                 store.resume_within(opened, settings.host, actor, store.now())
             controller.sync()
@@ -236,13 +238,16 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     """Stop the controller; returns the qdiscs to put back, None if nobody knows, what to tell, and whether all who
     could bring the limits back know, or will. A database that is lost must not keep anybody from taking the limits
     away."""
+    from netlimit.store import make_pause
+
     try:
         with _open_briefly(settings) as store:
             refuse_stranger(TEARDOWN, settings, kernel, store)
             _warn_of_former_name(settings)
             refuse_namesake(settings, store)
             store.pause(settings.host, True, local_actor(settings))
-            fault = pause_copy(settings) if kernel.controlled() else renew_copy(settings, store, kernel)
+            pause = store.last_pause(settings.host)
+            fault = pause_copy(settings, pause) if kernel.controlled() else renew_copy(settings, store, kernel)
             is_told = fault is None or not _complain_of_copy(settings, fault)
             warnings = [*store.warn_of_window(CHANGES), *_find_namesakes(settings, store)]
             return store.saved_roots(settings.host), warnings, is_told
@@ -250,7 +255,8 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
         complain(error)
         waits = put_off(settings)
         complain(CommandError(WAITS if waits else DEAF))
-        fault = pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it
+        # Else the guard, or who starts (the machine, a controller), puts back what is in it.
+        fault = pause_copy(settings, make_pause(datetime.now(UTC)))
         is_told = fault is None or _hangs(fault) or not _complain_of_copy(settings, fault)
         return None, [], is_told
 

@@ -7,7 +7,7 @@ where they are made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from netlimit.cli.privileges import USER, find_keepers, may_change_network
 from netlimit.contacts import Contacts
 from netlimit.errors import StoreError
 from netlimit.forgotten import find_forgotten
+from netlimit.records import Actor, Pause
 from netlimit.settings import Backend, Listen, Settings, load_settings
 from netlimit.spared import Spared
 
@@ -108,7 +109,9 @@ def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> StoreError |
 
     def follow(replica: Replica) -> None:
         if store.paused(host):  # told first: by what is torn down no other database is judged
-            replica.follow_pause(True)
+            replica.follow_pause(True, store.last_pause(host))
+        elif replica.find_unheard(store) is not None:
+            return  # the database is told first, by `apply` or who controls
         replica.follow(store)
 
     fault = _write_copy(settings, COPY_SECONDS, follow)
@@ -117,22 +120,39 @@ def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> StoreError |
     return fault
 
 
-def pause_copy(settings: Settings) -> StoreError | None:
-    """Say in the copy that a teardown has paused this gateway: a controller may go by it for half a minute after the
-    database answers again. What has kept it from being written, which is in the log, too."""
-    fault = _write_copy(settings, PAUSE_SECONDS, lambda replica: replica.follow_pause(True))
+def pause_copy(settings: Settings, pause: Pause | None) -> StoreError | None:
+    """Say in the copy that this gateway is paused, and by which teardown (None: by the end of a window that is open,
+    maybe): a controller may go by it for half a minute after the database answers again. What has kept it from being
+    written, which is in the log, too."""
+    fault = _write_copy(settings, PAUSE_SECONDS, lambda replica: replica.follow_pause(True, pause))
     if fault is not None:
         log.error("%s A controller that goes by the copy of the applied rules does not hear of the pause.", fault)
     return fault
 
 
-def note_resumed(settings: Settings, word: str | None) -> None:
-    """Say in the copy that the teardown with this word was ended here, if there is one. A copy that cannot be written
-    is told in the log: then that teardown's pause is heeded if an older database brings it back."""
-    if word is not None:
-        fault = _write_copy(settings, PAUSE_SECONDS, lambda replica: replica.note_resumed(word))
-        if fault is not None:
-            log.error("%s The copy of the applied rules does not know that the teardown was ended.", fault)
+def note_resumed(settings: Settings, pauses: Iterable[Pause | None]) -> None:
+    """Say in the copy that these teardowns were ended here, if there are any. A copy that cannot be written is told in
+    the log: then such a teardown's pause is heeded if an older database brings it back."""
+    ended = {each for each in pauses if each is not None}
+
+    def note(replica: Replica) -> None:
+        for each in ended:
+            replica.note_resumed(each)
+
+    fault = _write_copy(settings, PAUSE_SECONDS, note) if ended else None
+    if fault is not None:
+        log.error("%s The copy of the applied rules does not know that the teardown was ended.", fault)
+
+
+def tell_pause(settings: Settings, store: Store, actor: Actor) -> Pause | None:
+    """Tell the database of the pause that the copy of this gateway knows, if it has not heard of that: so it is known
+    to be ended, too, should that be what is asked. Returns that pause, if any. Raises StoreError."""
+    from netlimit.store import read_pause
+
+    pause, is_unheard = read_pause(settings.state, settings.host, store)
+    if pause is not None and is_unheard:
+        store.keep_pause(settings.host, pause, actor)
+    return pause
 
 
 def _write_copy(settings: Settings, allowed: float, write: Callable[[Replica], object]) -> StoreError | None:

@@ -1,7 +1,7 @@
 """A teardown whose database cannot be told, nor the copy: a process of its own keeps the controller off until they are.
 
 It claims the network namespace for that, which the controller sees without any disk. Nobody needs it any more when no
-controller has run for a while: whoever starts one wants limits again.
+controller has run for a while: one that starts knows of the teardown by the copy, if that could be told.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _tell(settings: Settings, kernel: Kernel, actor: Actor) -> None:
     while time.monotonic() - seen < _ALONE_SECONDS:
         with suppress(StoreError), open_store(settings, silence=SILENCE) as store:
             store.pause(settings.host, True, actor)
-            pause_copy(settings)
+            pause_copy(settings, store.last_pause(settings.host))
             return
         with suppress(KernelError):
             seen = time.monotonic() if kernel.controlled() else seen

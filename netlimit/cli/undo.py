@@ -23,6 +23,7 @@ from netlimit.cli.parts import (
     read_settings,
     refuse_another,
     renew_copy,
+    tell_pause,
 )
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
 from netlimit.cli.privileges import is_root
@@ -275,7 +276,7 @@ def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | 
 def _pause_copy(settings: Settings) -> None:
     """A machine that starts anew begins with nothing, as it was, until the window is confirmed: so the copy is told
     before anything is in force, and whoever brings it up afterwards leaves it so. Raises CommandError."""
-    fault = pause_copy(settings)
+    fault = pause_copy(settings, None)
     if fault is not None:
         raise CommandError(
             f"{fault} So a boot (`netlimit apply --last`) would put in what nobody has confirmed. Make room on that "
@@ -321,6 +322,7 @@ def _go_back(store: Store, settings: Settings, revision: int | None, forces: boo
 
 def _bring_kernel(settings: Settings, store: Store, kernel: Kernel, revision: int) -> str:
     """Have the kernel follow: by the controller, or here where none runs; what has become of it."""
+    tell_pause(settings, store, local_actor(settings))
     if store.paused(settings.host):
         return "paused"
     if not _is_controlled(settings, store, kernel):

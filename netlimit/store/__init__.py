@@ -1,6 +1,6 @@
 """The database. Nothing outside this package knows that it is SQLAlchemy."""
 
-from netlimit.store.audit import AuditEntry, AuditFilter
+from netlimit.store.audit import AuditEntry, AuditFilter, make_pause
 from netlimit.store.backup import Label, NoBackup
 from netlimit.store.errors import (
     ABSENT,
@@ -24,7 +24,16 @@ from netlimit.store.errors import (
 from netlimit.store.faults import Damaged
 from netlimit.store.history import changed_fields
 from netlimit.store.limits import LimitDocument, LimitHead
-from netlimit.store.replica import Replica, Snapshot, open_replica, read_held, read_owner, read_revision, take_snapshot
+from netlimit.store.replica import (
+    Replica,
+    Snapshot,
+    open_replica,
+    read_held,
+    read_owner,
+    read_pause,
+    read_revision,
+    take_snapshot,
+)
 from netlimit.store.restore import InUse, Restored
 from netlimit.store.room import Leave, NoRoom
 from netlimit.store.rows import Kept
@@ -68,9 +77,11 @@ __all__ = [
     "Watch",
     "WindowOpen",
     "changed_fields",
+    "make_pause",
     "open_replica",
     "read_held",
     "read_owner",
+    "read_pause",
     "read_revision",
     "take_snapshot",
 ]

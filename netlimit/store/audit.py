@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Text, cast, delete, false, func, insert, select, update
 
 from netlimit.origins import Trace, may_lack
-from netlimit.records import Actor
+from netlimit.records import Actor, Pause
 from netlimit.rules import Rule
 from netlimit.store import clock, homes
 from netlimit.store.rows import Kept, to_fields
@@ -41,6 +41,7 @@ _LONGEST = 1024
 PAUSE, RESUME = "pause", "resume"
 """What the audit calls a pause of a gateway, by a teardown or by a window's end, and its end. `pause` holds the word of
 that pause, by which it is told from one that has ended."""
+_LONGEST_WORD = 64
 EXPIRED, ABANDONED = "expire-window", "abandon-window"
 """What it calls the ends of a window of confirmation that undo it."""
 
@@ -174,31 +175,47 @@ def entries(connection: Connection, limit: int, after: int | None, which: AuditF
     return [AuditEntry(**row) for row in connection.execute(wanted).mappings()]
 
 
-def note_pause(connection: Connection, host: str, actor: Actor, now: datetime) -> None:
-    """Write down that a gateway is paused, with a word of its own."""
-    note_other(connection, PAUSE, actor, now, after={"host": host, PAUSE: token_hex(8)})
+def make_pause(now: datetime) -> Pause:
+    """A pause that begins now, with a word that no other has."""
+    return Pause(token_hex(8), now)
 
 
-def last_pause(connection: Connection, host: str) -> str | None:
-    """The word of the last pause of a gateway; None where none is told, or an older version's is the last, which has
-    none: then a window's end that names the gateway has no line of the pause after it."""
-    wanted = select(audit.c.after).where(audit.c.action.in_((PAUSE, EXPIRED, ABANDONED))).order_by(audit.c.id.desc())
-    for after in connection.execute(wanted).scalars():
+def note_pause(connection: Connection, host: str, actor: Actor, pause: Pause) -> None:
+    """Write down that a gateway is paused, with the word of that."""
+    note_other(connection, PAUSE, actor, pause.at, after={"host": host, PAUSE: pause.word})
+
+
+def last_pause(connection: Connection, host: str) -> Pause | None:
+    """The last pause of a gateway; None where none is told, or an older version's is the last, which has no word: then
+    a window's end that names the gateway has no line of the pause after it."""
+    told = (PAUSE, EXPIRED, ABANDONED)
+    wanted = select(audit.c.after, audit.c.at).where(audit.c.action.in_(told)).order_by(audit.c.id.desc())
+    for after, at in connection.execute(wanted):
         if not isinstance(after, Mapping):
             continue
         if after.get("host") == host:
             word = after.get(PAUSE)
-            return word if isinstance(word, str) else None
+            return Pause(word, at) if isinstance(word, str) and len(word) <= _LONGEST_WORD else None
         paused = after.get("paused")
         if isinstance(paused, list) and host in paused:
             return None
     return None
 
 
-def has_resumed(connection: Connection, word: str) -> bool:
-    """Whether it is told that the pause with this word was ended."""
-    wanted = select(audit.c.after).where(audit.c.action == RESUME)
-    return any(isinstance(each, Mapping) and each.get(PAUSE) == word for each in connection.execute(wanted).scalars())
+def may_have_heard(connection: Connection, pause: Pause) -> bool:
+    """Whether a pause is told; or it may have been, for all that is as old was given up."""
+    as_old = select(audit.c.id).where(audit.c.at <= pause.at).limit(1)
+    return _tells(connection, PAUSE, pause) or connection.execute(as_old).first() is None
+
+
+def has_resumed(connection: Connection, pause: Pause) -> bool:
+    """Whether it is told of this pause, by its word, that it was ended."""
+    return _tells(connection, RESUME, pause)
+
+
+def _tells(connection: Connection, action: str, pause: Pause) -> bool:
+    found = connection.execute(select(audit.c.after).where(audit.c.action == action)).scalars()
+    return any(isinstance(each, Mapping) and each.get(PAUSE) == pause.word for each in found)
 
 
 def find_newest(connection: Connection) -> int:

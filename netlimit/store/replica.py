@@ -18,8 +18,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from netlimit.custody import acting_for
 from netlimit.errors import Slow, StoreError
 from netlimit.forgotten import NOTHING, Held, find_forgotten
-from netlimit.origins import Origin, has_word
-from netlimit.records import Actor, Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
+from netlimit.origins import Origin, has_word, is_same
+from netlimit.records import Actor, Changes, Exceptional, HostStatus, Pause, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
 from netlimit.store import audit, clock, hosts, numbers, roots, rules, tables, windows
@@ -37,8 +37,8 @@ FILE = "applied.db"
 """The name of the copy in its directory."""
 _COPIED, _DOUBTED = "copy", "doubt"
 """What a copy says of the revision that it holds."""
-_MOST_RESUMED = 1000
-"""So many pauses that were ended are known, or a few more."""
+_MOST_PAUSES = 1000
+"""So many pauses, and ends of pauses, are known, or a few more."""
 _SHORT_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
 """How long a copy works at what others ask it of itself."""
@@ -117,6 +117,7 @@ class Replica(Store):
         before = source.window()
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
+        pause = source.last_pause(self._host) if paused else None
         known = self._copied >= 0 and self._is_at(self._copied)
         changes = source.changes(self._copied, self._host, self._stamp) if known else None
         with ExitStack() as stack:
@@ -129,7 +130,7 @@ class Replica(Store):
             if window is not None and window.outcome is None:
                 paused = paused or self._host in window.paused
                 self._hold_base(source, window, paused, changes is not None)
-                self.follow_pause(paused)
+                self.follow_pause(paused, pause)
                 return False
             if window != before:  # some of this was so in it, and its end may have undone that
                 return False
@@ -145,7 +146,7 @@ class Replica(Store):
             values = {"revision": revision, "pruned": revision, "identity": identity}
             connection.execute(update(tables.clock).values(values))
             _note_stamp(connection, revision, stamp)
-            self._write_rest(connection, kept, numbering, saved, paused)
+            self._write_rest(connection, kept, numbering, saved, paused, pause)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
 
@@ -170,6 +171,7 @@ class Replica(Store):
         numbering: Mapping[tuple[str, str], int],
         saved: Mapping[str, SavedRoot],
         paused: bool,
+        pause: Pause | None = None,
     ) -> None:
         """All but the rules; the numbers are those that were `kept` so far."""
         added = {key: number for key, number in numbering.items() if kept.get(key) != number}
@@ -177,7 +179,7 @@ class Replica(Store):
         connection.execute(delete(tables.saved_roots))
         for device, root in saved.items():
             roots.save(connection, self._host, device, root)
-        hosts.pause(connection, self._host, paused)
+        self._write_pause(connection, paused, pause)
         self._sign(connection)
 
     def _hold_base(self, source: Store, window: Window, paused: bool, known: bool) -> None:
@@ -287,32 +289,68 @@ class Replica(Store):
         """Keep what the controller says of itself, as `report` does. Raises StoreError where that cannot be kept."""
         super().report(status)
 
-    def follow_pause(self, paused: bool) -> None:
-        """Take over the pause alone. A controller that runs on this copy hears of it; and so does a machine that
-        starts, which goes by the name that the copy was written by. Raises StoreError."""
+    def follow_pause(self, paused: bool, pause: Pause | None = None) -> None:
+        """Take over the pause alone, and which one it is (None: that is not known). A controller that runs on this copy
+        hears of it; and so does a machine that starts, which goes by the name that the copy was written by. Raises
+        StoreError."""
         names = {self._host, self.owner or self._host} if paused else {self._host}
-        if any(self.paused(name) != paused for name in names):
+        is_known = pause is None or pause == _try(self._read_pause, None)
+        if not is_known or any(self.paused(name) != paused for name in names):
             with self._writing() as connection:
-                for name in names:
+                self._write_pause(connection, paused, pause)
+                for name in names - {self._host}:
                     hosts.pause(connection, name, paused)
             self._paused = paused
 
-    def note_resumed(self, word: str) -> None:
-        """Keep that the pause with this word was ended here: it may be there again, in a database that takes this one's
-        place and is of an older state. Raises StoreError."""
-        if self.has_resumed(word):
+    def _write_pause(self, connection: Connection, paused: bool, pause: Pause | None = None) -> None:
+        """Whoever is paused by nobody knows which pause is so by none of those that are known from before."""
+        was_paused = hosts.paused(connection, self._host)
+        hosts.pause(connection, self._host, paused)
+        if paused and not (was_paused if pause is None else pause == audit.last_pause(connection, self._host)):
+            if pause is not None:
+                audit.note_pause(connection, self._host, Actor(self._host), pause)
+            else:
+                said = {"host": self._host}
+                audit.note_other(connection, audit.PAUSE, Actor(self._host), datetime.now(UTC), after=said)
+            audit.prune(connection, _MOST_PAUSES)
+
+    def _read_pause(self) -> Pause | None:
+        with self._database.reading() as connection:
+            return audit.last_pause(connection, self._host) if hosts.paused(connection, self._host) else None
+
+    def known_pause(self) -> Pause | None:
+        """The pause of this gateway, if it is paused as this tells, and which one that is was told, too; not one that
+        was ended here. None where that cannot be read."""
+        pause = _try(self._read_pause, None)
+        return None if pause is None or self.has_resumed(pause) else pause
+
+    def find_unheard(self, source: Store) -> Pause | None:
+        """The same, if the source has not heard of it, though it is the database of which rules are held here, and
+        nobody has restored a backup into it since: a teardown holds until `netlimit apply`, whatever state of its
+        database comes. Raises StoreError."""
+        pause = self.known_pause()
+        if pause is None:
+            return None
+        known = self.held().origin
+        is_lost = is_same(known, source.origin(known.revision)) and not source.may_have_heard(pause)
+        return pause if is_lost else None
+
+    def note_resumed(self, pause: Pause) -> None:
+        """Keep that a pause was ended here: it may be there again, in a database that takes this one's place and is of
+        an older state. Raises StoreError."""
+        if self.has_resumed(pause):
             return
         with self._writing() as connection:
-            said = {"host": self._host, audit.PAUSE: word}
+            said = {"host": self._host, audit.PAUSE: pause.word}
             audit.note_other(connection, audit.RESUME, Actor(self._host), datetime.now(UTC), after=said)
-            audit.prune(connection, _MOST_RESUMED)
+            audit.prune(connection, _MOST_PAUSES)
 
-    def has_resumed(self, word: str) -> bool:
-        """Whether the pause with this word is known to have been ended here; false where that cannot be read."""
+    def has_resumed(self, pause: Pause) -> bool:
+        """Whether a pause is known to have been ended here; false where that cannot be read."""
 
         def read() -> bool:
             with self._database.reading() as connection:
-                return audit.has_resumed(connection, word)
+                return audit.has_resumed(connection, pause)
 
         return _try(read, False)
 
@@ -332,7 +370,7 @@ class Replica(Store):
             connection.execute(delete(tables.saved_roots))
             for device, root in snapshot.roots.items():
                 roots.save(connection, self._host, device, root)
-            hosts.pause(connection, self._host, snapshot.paused)
+            self._write_pause(connection, snapshot.paused)
             self._sign(connection, snapshot.status)
             if window is not None:
                 windows.write(connection, window)
@@ -530,6 +568,18 @@ def read_held(directory: Path, host: str) -> Held:
         if _try(replica.revision, None) is None:
             _try(replica.upgrade, None)
         return replica.held()
+
+
+def read_pause(directory: Path, host: str, source: Store) -> tuple[Pause | None, bool]:
+    """The pause of a gateway that the copy in a directory knows (None where there is none that tells), and whether its
+    database has not heard of it. Changes nothing. Raises StoreError where that does not answer."""
+    path = directory / FILE
+    if path.is_symlink() or not path.is_file():
+        return None, False
+    with closing(Replica(path, host)) as replica:
+        replica.allow(_LOOK_SECONDS)
+        pause = replica.known_pause()
+        return pause, pause is not None and replica.find_unheard(source) == pause
 
 
 def _remove(path: Path) -> None:

@@ -26,6 +26,7 @@ from netlimit.records import (
     Exceptional,
     HostStatus,
     LimiterReport,
+    Pause,
     Reception,
     Repair,
     Request,
@@ -739,20 +740,37 @@ class Store:
             if hosts.pause(connection, host, paused) or paused:
                 who, moment = as_actor(actor), now or datetime.now(UTC)
                 if paused:
-                    audit.note_pause(connection, host, who, moment)
+                    audit.note_pause(connection, host, who, audit.make_pause(moment))
                 else:
                     audit.note_other(connection, audit.RESUME, who, moment, after={"host": host})
 
-    def last_pause(self, host: str) -> str | None:
-        """The word of the last pause of a gateway, by a teardown or by the end of a window; None where nobody knows."""
+    def last_pause(self, host: str) -> Pause | None:
+        """The last pause of a gateway, by a teardown or by the end of a window; None where nobody knows."""
         with self._database.reading() as connection:
             return audit.last_pause(connection, host)
 
+    def may_have_heard(self, pause: Pause) -> bool:
+        """Whether this database was told of a pause, though it may have ended since; or whether nobody knows, for what
+        is as old is not kept."""
+        with self._database.reading() as connection:
+            return audit.may_have_heard(connection, pause)
+
     @again
-    def end_pause(self, host: str, word: str, actor: Actor | str) -> bool:
-        """End the pause of a gateway, if it is that with this word, and no later one; whether it was."""
+    def keep_pause(self, host: str, pause: Pause, actor: Actor | str) -> bool:
+        """Pause a gateway as it is paused already, if this database has not heard of that; whether it had not."""
         with self._changing(actor, Leave.NOTHING) as connection:
-            if not hosts.hold_pause(connection, host) or audit.last_pause(connection, host) != word:
+            if audit.may_have_heard(connection, pause):
+                return False
+            hosts.pause(connection, host, True)
+            audit.note_pause(connection, host, as_actor(actor), pause)
+        return True
+
+    @again
+    def end_pause(self, host: str, pause: Pause, actor: Actor | str) -> bool:
+        """End the pause of a gateway, if it is this one by its word, and no later one; whether it was."""
+        with self._changing(actor, Leave.NOTHING) as connection:
+            last = audit.last_pause(connection, host) if hosts.hold_pause(connection, host) else None
+            if last is None or last.word != pause.word:
                 return False
             hosts.pause(connection, host, False)
             audit.note_other(connection, audit.RESUME, as_actor(actor), datetime.now(UTC), after={"host": host})

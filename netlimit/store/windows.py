@@ -242,7 +242,7 @@ def _pause(connection: Connection, window: Window, actor: Actor, now: datetime) 
     one that has ended."""
     for host in window.paused:
         hosts.pause(connection, host, True)
-        audit.note_pause(connection, host, actor, now)
+        audit.note_pause(connection, host, actor, audit.make_pause(now))
 
 
 def _describe(window: Window) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from netlimit.errors import KernelError, StoreError
 from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
 from netlimit.plan import Step
-from netlimit.records import Actor, HostStatus, Outcome, SafeReason, State, Window
+from netlimit.records import Actor, HostStatus, Outcome, Pause, SafeReason, State, Window
 from netlimit.store import Replica, Store, homes, hosts, open_replica, tables, take_snapshot, windows
 from netlimit.teardown import tear_down
 from tests.controller.conftest import Clock, Site
@@ -446,7 +446,7 @@ def test_a_copy_that_cannot_be_told_of_the_pause_keeps_nothing_in_force(
     """It is told as soon as that can be done."""
     refused = []
 
-    def refuse(_replica: Replica, paused: bool) -> None:
+    def refuse(_replica: Replica, paused: bool, _pause: Pause | None = None) -> None:
         refused.append(paused)
         raise StoreError("The disk is full.")
 
@@ -465,9 +465,9 @@ def test_who_applies_for_good_while_the_copy_is_told_of_the_pause_finds_none(
 ) -> None:
     store, tell = guarded.site.store, Replica.follow_pause
 
-    def apply(replica: Replica, paused: bool) -> None:
+    def apply(replica: Replica, paused: bool, pause: Pause | None = None) -> None:
         store.pause("gw", False, for_good=True)
-        tell(replica, paused)
+        tell(replica, paused, pause)
 
     copied(guarded)
     guarded.cut(paused=["gw"])
