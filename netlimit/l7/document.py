@@ -17,7 +17,8 @@ from netlimit.l7 import markup
 from netlimit.l7.descriptor import Descriptor
 from netlimit.l7.fields import DOCUMENT, Findings, Record, settle
 from netlimit.l7.markup import NoMarkup, Value
-from netlimit.l7.rules import CLIENT_KEY, Entry, Node, Pattern, Rule, make_pattern, names_client
+from netlimit.l7.patterns import Pattern, Patterns, make_pattern
+from netlimit.l7.rules import CLIENT_KEY, Entry, Node, Rule, names_client
 from netlimit.l7.values import LONGEST_TEXT
 
 _ESCAPED = str.maketrans({"\\": "\\\\", ",": "\\,", "=": "\\="})
@@ -145,7 +146,7 @@ class _Tree:
                 wild.append((make_pattern(*entry), node))
             else:
                 exact[entry] = node
-        return Node(rule, exact, tuple(wild), default, shared)
+        return Node(rule, exact, Patterns(wild), default, shared)
 
     def _make_descriptor(self, descriptor: Descriptor, way: _Way) -> Node:
         if len(way.name) > LONGEST_TEXT:

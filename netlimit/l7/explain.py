@@ -53,10 +53,10 @@ def _step(node: Node, entry: Entry) -> tuple[Node | None, str]:
     exact = node.exact.get(entry)
     if exact is not None:
         return exact, "there is this very value."
-    for pattern, following in node.wild:
-        if pattern.fits(entry):
-            shared = "which all of them share" if following.shared else "which each value has for itself"
-            return following, f"the first pattern that fits is {pattern.value}, with a counter {shared}."
+    if (found := node.wild.find(entry)) is not None:
+        pattern, following = found
+        shared = "which all of them share" if following.shared else "which each value has for itself"
+        return following, f"the first pattern that fits is {pattern.value}, with a counter {shared}."
     if entry.key in node.default:
         return node.default[entry.key], "there is the key without a value; each value has a counter for itself."
     known = [_write(each) for each in node.exact] + [f"{pattern.key}={pattern.value}" for pattern, _ in node.wild]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from netlimit.l7.decision import new
 from netlimit.l7.limit import Limit
+from netlimit.l7.patterns import Patterns
 
 LONGEST_KEY = 200
 """Letters of a counter's key at most; of longer ones it has digests, so that nobody can fill the memory with them."""
@@ -156,43 +157,13 @@ def names_client(name: str) -> bool:
     return CLIENT_KEY in (step.partition("=")[0] for step in name.split(","))
 
 
-class Pattern(NamedTuple):
-    """A value with wildcards: each `*` in it stands for any text, also for none."""
-
-    key: str
-    value: str
-    """As it is written."""
-    start: str
-    middle: tuple[str, ...]
-    end: str
-
-    def fits(self, entry: Entry) -> bool:
-        """Whether an entry has this key, and a value as this."""
-        key, value = entry
-        if key != self.key or not value.startswith(self.start) or not value.endswith(self.end):
-            return False
-        position, end = len(self.start), len(value) - len(self.end)
-        for part in self.middle:
-            found = value.find(part, position, end)
-            if found < 0:
-                return False
-            position = found + len(part)
-        return position <= end
-
-
-def make_pattern(key: str, value: str) -> Pattern:
-    """The pattern of a value in which there is a `*`."""
-    start, *middle, end = value.split("*")
-    return Pattern(key, value, start, tuple(middle), end)
-
-
 @dataclass(frozen=True, slots=True)
 class Node:
     """A place in a domain's tree: the rule of descriptors that end here, and where those that go on continue."""
 
     rule: Rule | None = None
     exact: dict[Entry, Node] = field(default_factory=dict)
-    wild: tuple[tuple[Pattern, Node], ...] = ()
+    wild: Patterns[Node] = field(default_factory=Patterns)
     """In the order of the document."""
     default: dict[str, Node] = field(default_factory=dict)
     """By key, for entries whose rule names no value."""
@@ -224,8 +195,9 @@ def find_match(root: Node, entries: Sequence[Entry]) -> Match | None:
     for entry in entries:
         assert node is not None
         following = node.exact.get(entry)
-        if following is None and node.wild:
-            following = _find_wild(node, entry, free)
+        if following is None and node.wild and (found := node.wild.find(entry)) is not None:
+            pattern, following = found
+            free.append(pattern.value if following.shared else entry.value)
         if following is None:
             key, value = entry
             following = node.default.get(key)
@@ -245,14 +217,6 @@ def _leads(node: Node, entries: Sequence[Entry], rule: Rule) -> bool:
     ways = [node.exact.get(entry), node.default.get(entry.key)]
     ways += [following for pattern, following in node.wild if pattern.fits(entry)]
     return any(_leads(way, rest, rule) for way in ways if way is not None)
-
-
-def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
-    for pattern, following in node.wild:
-        if pattern.fits(entry):
-            free.append(pattern.value if following.shared else entry.value)
-            return following
-    return None
 
 
 def make_key(values: Sequence[str]) -> str:

@@ -17,7 +17,8 @@ from netlimit.l7.document import Document, parse_document, write_yaml
 from netlimit.l7.fields import MOST_PLACES
 from netlimit.l7.identity import PLAIN, read_address
 from netlimit.l7.limit import Algorithm, Limit, Refill
-from netlimit.l7.rules import Entry, Escalation, Mode, OnFailure, OnLimit, Rule, make_pattern
+from netlimit.l7.patterns import make_pattern
+from netlimit.l7.rules import Entry, Escalation, Mode, OnFailure, OnLimit, Rule
 from netlimit.l7.targets import read_paths
 
 MARKETING = """\

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from netlimit.l7.document import parse_document
 from netlimit.l7.explain import parse_descriptor
 from netlimit.l7.methods import find_heads, take_for_get
-from netlimit.l7.rules import Descriptor, Entry, Match, RuleSet, make_pattern
+from netlimit.l7.patterns import Patterns, make_pattern
+from netlimit.l7.rules import Descriptor, Entry, Match, RuleSet
 
 TREE = """\
 domain: shop
@@ -169,6 +174,31 @@ def test_many_stars_cost_no_more_than_the_value_is_long() -> None:
     made = make_pattern("k", "*".join(["a"] * 300))
     assert not made.fits(Entry("k", "a" * 299))
     assert made.fits(Entry("k", "a" * 300))
+
+
+_TEXTS = st.text("ab*", max_size=4)
+
+
+@given(st.lists(_TEXTS.map(lambda text: f"{text}*"), max_size=30), st.text("ab*", max_size=6), st.booleans())
+def test_of_many_patterns_the_first_that_fits_is_found(written: list[str], value: str, turned: bool) -> None:
+    patterns = Patterns((make_pattern("k", text[::-1] if turned else text), at) for at, text in enumerate(written))
+    entry = Entry("k", value)
+    assert patterns.find(entry) == next((each for each in patterns if each[0].fits(entry)), None)
+    assert patterns.find(Entry("other", value)) is None
+
+
+@pytest.mark.parametrize("form", ["/t{}/*", "*/t{}", "/t{}/*/x", "/*/t{}"])
+def test_a_document_of_many_patterns_is_not_searched_from_its_beginning(form: str) -> None:
+    """A client may write a path that means twenty, and each is looked up."""
+    patterns = Patterns((make_pattern("k", form.format(number)), number) for number in range(20_000))
+    value = form.format(19_999).replace("*", "y")
+    began = time.thread_time()
+    for _ in range(100):
+        found = patterns.find(Entry("k", value))
+        assert found is not None
+        assert found[1] == 19_999
+        assert patterns.find(Entry("k", f"{value}/z/")) is None or form.endswith("*")
+    assert time.thread_time() - began < 0.1
 
 
 def test_what_is_unlimited_is_found_and_says_so() -> None:
