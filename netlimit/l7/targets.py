@@ -18,6 +18,8 @@ _CROOKED = b"%", b"?", b"#", b";", b"\\", b"\n", b"//", b"/.", b".php/"
 MOST_PARTS, LONGEST = 128, 2048
 """So many parts and letters has a path at most of which servers may make several paths: to find these takes time for
 each."""
+MOST_MEANINGS = 5
+"""So many paths servers may make of one at most: each has limits, and counters that are asked."""
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT = 2
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
@@ -33,8 +35,8 @@ class Ambiguous(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"The path has more than {MOST_PARTS} parts, or {LONGEST} letters, and `;`, `\\`, `.`, `..` or the like "
-            "among them, of which servers make different paths: write it without these."
+            f"The path has more than {MOST_PARTS} parts, or {LONGEST} letters, or servers make more than "
+            f"{MOST_MEANINGS} paths of it, by `;`, `\\`, `.`, `..` or the like: write it without these."
         )
 
 
@@ -56,7 +58,10 @@ def read_paths(target: bytes) -> tuple[str, ...]:
     path = decode(sent)
     if is_ambiguous(path):
         raise Ambiguous
-    return tuple(dict.fromkeys(find_meanings(path, sent)))
+    meanings = tuple(dict.fromkeys(find_meanings(path, sent)))
+    if len(meanings) > MOST_MEANINGS:
+        raise Ambiguous
+    return meanings
 
 
 def take_path(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
 import pytest
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 
 from netlimit.l7.document import parse_document
 from netlimit.l7.rules import RuleSet
-from netlimit.l7.targets import LONGEST, MOST_PARTS, Ambiguous, decode, plain_host, plain_path, read_paths
+from netlimit.l7.targets import (
+    LONGEST,
+    MOST_MEANINGS,
+    MOST_PARTS,
+    Ambiguous,
+    decode,
+    plain_host,
+    plain_path,
+    read_paths,
+)
 from tests.l7.asking import ask
 from tests.l7.leaping import run
 from tests.l7.test_middleware import limited
@@ -181,7 +191,8 @@ def test_a_path_of_parameters_means_few_things_and_is_soon_read(part: bytes) -> 
     target += b"a" * (LONGEST - 40 - len(decode(target))) + b"%3b.php/x\\a%5c%0a"
     began = time.thread_time()
     for number in range(20):
-        assert len(read_paths(b"//x/%d" % number + target)) <= 20
+        with suppress(Ambiguous):
+            assert len(read_paths(b"//x/%d" % number + target)) <= MOST_MEANINGS
     assert time.thread_time() - began < 20 * 0.005
 
 
@@ -196,6 +207,13 @@ def test_a_path_that_may_mean_too_much_is_not_read(part: bytes) -> None:
     assert read_paths(b"/login" + part + b"a" * (LONGEST - 10 - len(part)))
     with pytest.raises(Ambiguous):
         read_paths(b"/login" + part + b"a" * LONGEST)
+
+
+def test_a_path_that_may_mean_many_things_is_not_read() -> None:
+    """Each of them has limits, and counters that are asked: with seven keys and Redis those of twelve took 3 ms."""
+    for target in (b"//x/.php/a/..;//b%3b.php/x\\a%5c%0a", b"//x/..\\/..;/a.php/b", b"/a;1/.php/..;/b%0a"):
+        with pytest.raises(Ambiguous, match="more than 5 paths"):
+            read_paths(target)
 
 
 def test_a_path_that_means_one_thing_may_have_many_parts() -> None:
