@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from scripts.testbed.streams import ROOT
 from tests.l7.proxies.conftest import RULES, Answering, Application, answering
 from tests.l7.proxies.deferring import deferring
 from tests.l7.proxies.programs import Places, running_at
@@ -62,6 +65,66 @@ def test_every_request_is_asked_about(name: str, refused: int, around: str, tmp_
             assert len(application.asked) == 3, application.asked
             assert [ask(place, "127.0.0.8", "/0") for _ in range(3)] == [200] * 3
             assert httpx.get(f"http://{place}/.netlimit", trust_env=False).status_code == 404
+
+
+class Naming(Answering):
+    def do_GET(self) -> None:
+        self.server.asked += [name for name in self.headers if "_" in name]
+        super().do_GET()
+
+
+@pytest.mark.parametrize("name", ["nginx", "nginx-defer"])
+def test_no_field_of_a_client_looks_like_one_of_the_proxy(name: str, tmp_path: Path) -> None:
+    """To applications that make variables of fields. Many a site lets them pass everywhere."""
+    application = Application()
+    application.RequestHandlerClass = Naming
+
+    def write(text: str) -> str:
+        return text.replace("http {", "http { underscores_in_headers on; ignore_invalid_headers off;", 1)
+
+    with (
+        answering(application),
+        serving(RULES, running=True) as served,
+        deferring(served, tmp_path, application.place) as deferral,
+    ):
+        places = Places(f"127.0.0.1:{free_port()}", application.place, served.place, "", deferral)
+        with running_at(name, tmp_path, places, write) as place:
+            application.asked.clear()
+            fields = {"X_Forwarded_For": "192.0.2.6", "X_Original_URL": "/login"}
+            assert httpx.get(f"http://{place}/", headers=fields, trust_env=False).status_code == 200
+            assert application.asked == ["/"]
+
+
+@pytest.mark.parametrize("protocol", ["fastcgi", "uwsgi"])
+def test_what_speaks_no_http_gets_the_fields_of_the_proxy_alone(protocol: str, tmp_path: Path) -> None:
+    """With what the page says."""
+    (told,) = re.findall(r"```nginx\n(fastcgi_param .*?)```", (ROOT / "docs/proxies.md").read_text(), re.DOTALL)
+    asked: list[bytes] = []
+
+    def write(text: str) -> str:
+        passing = f"{protocol}_pass 127.0.0.1:{listening.getsockname()[1]};"
+        lines = f"include /etc/nginx/{protocol}_params; {told.replace('fastcgi_', f'{protocol}_')}"
+        return text.replace(f"proxy_pass http://{places.application}/;", f"{lines} {passing}")
+
+    def serve() -> None:
+        with suppress(OSError):  # the end of the test
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    asked.append(connection.recv(65536))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, serving(RULES, running=True) as served:
+        places = Places(f"127.0.0.1:{free_port()}", "127.0.0.1:9", served.place, "")
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with running_at("nginx", tmp_path, places, write) as place:
+            asked.clear()
+            fields = ("X-Forwarded-For", "X-Original-URL", "X-Rewrite-URL", "X-Forwarded-Prefix", "Forwarded")
+            httpx.get(f"http://{place}/", headers=dict.fromkeys(fields, "for=192.0.2.6"), trust_env=False)
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert b"HTTP_X_FORWARDED_FOR" in asked[0]
+    assert b"192.0.2.6" not in asked[0]
 
 
 def test_without_the_limiter_a_page_for_errors_is_no_leave(tmp_path: Path) -> None:
