@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from netlimit.errors import KernelError, NetlimitError, StoreError
 from netlimit.mishaps import Mishaps
-from netlimit.records import Actor, Exceptional, Outcome, State, Window
+from netlimit.records import Actor, Exceptional, Outcome, Pause, State, Window
 from netlimit.store.replica import Replica, Snapshot, take_snapshot
 from netlimit.teardown import find_left, restore_nothing
 
@@ -86,6 +86,8 @@ class Guard:
         self._making_up: tuple[datetime, Future[None]] | None = None
         self._failure_seconds = failure_seconds
         self._pauses = False
+        self._last_pause: Pause | None = None
+        """The last pause of which the database has told."""
         self._done: datetime | None = None
         self._controlled_at: float | None = _now()
         self._beat_at = 0.0
@@ -240,6 +242,7 @@ class Guard:
     def _find_pause(self, window: Window) -> bool:
         """Whether this gateway is to be torn down when the window has ended: again, or because it is anyway. Either
         may change while it is open."""
+        self._last_pause = self._store.last_pause(self._host)
         return self._host in window.paused or self._store.paused(self._host)
 
     # -- undoing
@@ -362,7 +365,14 @@ class Guard:
 
     def _is_torn_down(self) -> bool:
         """Whoever puts off ends that when the database is told, which is asked last."""
-        return self._make_kernel().is_put_off() or self._store.paused(self._host)
+        is_put_off = self._make_kernel().is_put_off()
+        return is_put_off or self._store.paused(self._host) or bool(self._try(self._keep_pause, "copy"))
+
+    def _keep_pause(self) -> bool:
+        """Tell the database of a teardown that only the copy knows; whether there is one. Raises StoreError."""
+        with self._open_copy() as copy:
+            pause = None if copy is None else copy.find_unheard(self._store)
+        return pause is not None and self._store.keep_pause(self._host, pause, self._actor)
 
     def _applied(self, revision: int) -> bool:
         return any(each.host == self._host and each.applied_revision >= revision for each in self._store.hosts())
@@ -372,22 +382,30 @@ class Guard:
         meanwhile, after all; whether that went well. A controller that runs without the database hears of it by its
         copy; if that cannot be written, there is one in memory for this pass."""
         ended = replace(window, outcome=Outcome.EXPIRED, ended_at=datetime.now(UTC), revision=snapshot.revision)
+        wanted = snapshot
         self._say("memory", f"The database has not done its part: revision {snapshot.revision} comes back from memory.")
         try:
             try:
                 with self._open_copy() as copy:
                     if copy is None:
                         raise StoreError("There is no copy of the applied rules.")
-                    self._hold(copy, snapshot, ended, still)
+                    wanted = self._heed_teardown(copy, snapshot)
+                    self._hold(copy, wanted, ended, still)
             except Exception as error:
                 self._complain(error, "copy")
                 spare, self._spare = self._spare, None
                 with closing(spare or self._make_spare()) as copy:
-                    self._hold(copy, snapshot, ended, still)
+                    self._hold(copy, wanted, ended, still)
         except Exception as error:
             self._complain(error, "restoring")
             return False
         return True
+
+    def _heed_teardown(self, copy: Replica, snapshot: Snapshot) -> Snapshot:
+        """What comes back: nothing where there has been a teardown since the database told of pauses last, for that
+        holds until `netlimit apply`."""
+        pause = copy.known_pause()
+        return replace(snapshot, paused=True) if pause not in (None, self._last_pause) else snapshot
 
     def _prepare_spare(self) -> None:
         """Have a copy in memory before it is needed: making its tables reads programs, whose disk may be gone then."""

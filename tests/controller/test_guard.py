@@ -23,7 +23,7 @@ from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
 from netlimit.plan import Step
 from netlimit.records import Actor, HostStatus, Outcome, Pause, SafeReason, State, Window
-from netlimit.store import Replica, Store, homes, hosts, open_replica, tables, take_snapshot, windows
+from netlimit.store import Replica, Snapshot, Store, homes, hosts, open_replica, tables, take_snapshot, windows
 from netlimit.teardown import tear_down
 from tests.controller.conftest import Clock, Site
 from tests.databases import DATABASES
@@ -549,6 +549,47 @@ def test_what_is_torn_down_meanwhile_stays_so(guarded: Guarded, hangs: bool) -> 
     wait(lambda: guarded.outcome is Outcome.EXPIRED)
     wait(lambda: not site.kernel.structure().sets)
     assert site.store.paused("gw")
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_what_is_torn_down_without_the_database_in_a_window_stays_so(
+    guarded: Guarded, is_copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by who is cut off from it by what was made in the window: only the copy hears of it. Where that takes no more,
+    the one in memory is written."""
+    site = guarded.site
+    site.add(target="10.0.0.2", action="block")
+    site.controller.sync()
+    copied(guarded)
+    guarded.cut()
+    with locked(site.store):
+        tear_down(site.kernel, {})
+        with guarded.copy() as copy:
+            copy.follow_pause(True, Pause("a-word", datetime.now(UTC)))
+        if not is_copied:
+            monkeypatch.setattr(Replica, "hold", refuse_file(Replica.hold))
+        guarded.elapsed.more += LONG
+        wait(lambda: "memory" in guarded.guard._said)
+        time.sleep(0.5)
+        assert site.send("10.0.0.2") == ["accept"]
+        assert is_paused_there(guarded)
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    wait(lambda: site.store.paused("gw"))
+    guarded.stopping.set()
+    guarded.thread.join(PATIENCE)
+    assert site.send("10.0.0.2") == ["accept"]
+    assert is_paused_there(guarded)
+
+
+def refuse_file(hold: Callable[..., None]) -> Callable[..., None]:
+    """The disk of the copy is full."""
+
+    def refuse(copy: Replica, snapshot: Snapshot, window: Window | None) -> None:
+        if copy._path is not None:
+            raise StoreError("The disk is full.")
+        hold(copy, snapshot, window)
+
+    return refuse
 
 
 @pytest.mark.parametrize("hangs", [False, True])
