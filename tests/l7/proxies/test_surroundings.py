@@ -98,7 +98,7 @@ def test_no_field_of_a_client_looks_like_one_of_the_proxy(name: str, tmp_path: P
 @pytest.mark.parametrize("protocol", ["fastcgi", "uwsgi"])
 def test_what_speaks_no_http_gets_the_fields_of_the_proxy_alone(protocol: str, tmp_path: Path) -> None:
     """With what the page says."""
-    (told,) = re.findall(r"```nginx\n(fastcgi_param .*?)```", (ROOT / "docs/proxies.md").read_text(), re.DOTALL)
+    (told,) = re.findall(r"```text\n(fastcgi_param .*?)```", (ROOT / "docs/proxies.md").read_text(), re.DOTALL)
     asked: list[bytes] = []
 
     def write(text: str) -> str:
