@@ -468,6 +468,7 @@ class Guard:
         the kernel. Raises StoreError, NoSuchRevision, KernelError."""
         self._refuse()
         applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), 0)
+        copy.note_ends(self._store)
         is_paused = copy.paused(self._host)
         if not applied or (applied <= copy.revision() and not is_paused):
             return

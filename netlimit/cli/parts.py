@@ -134,12 +134,7 @@ def note_resumed(settings: Settings, pauses: Iterable[Pause | None]) -> None:
     """Say in the copy that these teardowns were ended here, if there are any. A copy that cannot be written is told in
     the log: then such a teardown's pause is heeded if an older database brings it back."""
     ended = {each for each in pauses if each is not None}
-
-    def note(replica: Replica) -> None:
-        for each in ended:
-            replica.note_resumed(each)
-
-    fault = _write_copy(settings, PAUSE_SECONDS, note) if ended else None
+    fault = _write_copy(settings, PAUSE_SECONDS, lambda replica: replica.note_resumed(*ended)) if ended else None
     if fault is not None:
         log.error("%s The copy of the applied rules does not know that the teardown was ended.", fault)
 

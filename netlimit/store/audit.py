@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from secrets import randbelow, token_hex
 from typing import Any
 
@@ -42,6 +43,8 @@ PAUSE, RESUME = "pause", "resume"
 """What the audit calls a pause of a gateway, by a teardown or by a window's end, and its end. `pause` holds the word of
 that pause, by which it is told from one that has ended."""
 _LONGEST_WORD = 64
+_MOST_PAUSES = 100
+"""So many of a gateway are listed."""
 EXPIRED, ABANDONED = "expire-window", "abandon-window"
 """What it calls the ends of a window of confirmation that undo it."""
 
@@ -194,12 +197,24 @@ def last_pause(connection: Connection, host: str) -> Pause | None:
         if not isinstance(after, Mapping):
             continue
         if after.get("host") == host:
-            word = after.get(PAUSE)
-            return Pause(word, at) if isinstance(word, str) and len(word) <= _LONGEST_WORD else None
+            return _read_pause(after, at)
         paused = after.get("paused")
         if isinstance(paused, list) and host in paused:
             return None
     return None
+
+
+def list_pauses(connection: Connection, host: str) -> list[Pause]:
+    """The latest pauses of a gateway whose word is told, the last one first."""
+    wanted = select(audit.c.after, audit.c.at).where(audit.c.action == PAUSE).order_by(audit.c.id.desc())
+    told = ((after, at) for after, at in connection.execute(wanted) if isinstance(after, Mapping))
+    pauses = (_read_pause(after, at) for after, at in told if after.get("host") == host)
+    return list(islice(filter(None, pauses), _MOST_PAUSES))
+
+
+def _read_pause(after: Mapping[str, Any], at: datetime) -> Pause | None:
+    word = after.get(PAUSE)
+    return Pause(word, at) if isinstance(word, str) and len(word) <= _LONGEST_WORD else None
 
 
 def may_have_heard(connection: Connection, pause: Pause) -> bool:
@@ -213,9 +228,18 @@ def has_resumed(connection: Connection, pause: Pause) -> bool:
     return _tells(connection, RESUME, pause)
 
 
+def list_resumed(connection: Connection) -> set[str]:
+    """The words of all pauses of which that is told."""
+    return {word for word in _list_words(connection, RESUME) if isinstance(word, str)}
+
+
 def _tells(connection: Connection, action: str, pause: Pause) -> bool:
+    return pause.word in _list_words(connection, action)
+
+
+def _list_words(connection: Connection, action: str) -> Iterator[object]:
     found = connection.execute(select(audit.c.after).where(audit.c.action == action)).scalars()
-    return any(isinstance(each, Mapping) and each.get(PAUSE) == pause.word for each in found)
+    return (each.get(PAUSE) for each in found if isinstance(each, Mapping))
 
 
 def find_newest(connection: Connection) -> int:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from secrets import token_hex
 from typing import TypeVar
@@ -114,6 +114,7 @@ class Replica(Store):
         forgotten = find_forgotten(origin, own)
         if forgotten is not None:
             raise StoreError(forgotten)
+        self.note_ends(source)
         before = source.window()
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
@@ -335,15 +336,27 @@ class Replica(Store):
         is_lost = is_same(known, source.origin(known.revision)) and not source.may_have_heard(pause)
         return pause if is_lost else None
 
-    def note_resumed(self, pause: Pause) -> None:
-        """Keep that a pause was ended here: it may be there again, in a database that takes this one's place and is of
-        an older state. Raises StoreError."""
-        if self.has_resumed(pause):
+    def note_resumed(self, *pauses: Pause) -> None:
+        """Keep that pauses were ended here: they may be there again, in a database that takes this one's place and is
+        of an older state. Raises StoreError."""
+        with self._database.reading() as connection:
+            untold = {pause.word for pause in pauses} - audit.list_resumed(connection)
+        if not untold:
             return
         with self._writing() as connection:
-            said = {"host": self._host, audit.PAUSE: pause.word}
-            audit.note_other(connection, audit.RESUME, Actor(self._host), datetime.now(UTC), after=said)
+            for word in untold:
+                said = {"host": self._host, audit.PAUSE: word}
+                audit.note_other(connection, audit.RESUME, Actor(self._host), datetime.now(UTC), after=said)
             audit.prune(connection, _MOST_PAUSES)
+
+    def note_ends(self, source: Store) -> None:
+        """Keep which pauses are over, as their database tells, if this gateway is paused as this tells. So are those
+        that only this was told of, if they came before one that is over; a later one the source has not heard of.
+        Raises StoreError."""
+        ended = source.list_ended_pauses(self._host) if self.paused(self._host) else []
+        words = {pause.word for pause in ended}
+        former = dropwhile(lambda pause: pause.word not in words, self.list_pauses(self._host) if ended else ())
+        self.note_resumed(*ended, *former)
 
     def has_resumed(self, pause: Pause) -> bool:
         """Whether a pause is known to have been ended here; false where that cannot be read."""

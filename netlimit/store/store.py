@@ -749,6 +749,19 @@ class Store:
         with self._database.reading() as connection:
             return audit.last_pause(connection, host)
 
+    def list_pauses(self, host: str) -> list[Pause]:
+        """The latest pauses of a gateway, a hundred at most, the last one first: those that it has, and that are
+        over."""
+        with self._database.reading() as connection:
+            return audit.list_pauses(connection, host)
+
+    def list_ended_pauses(self, host: str) -> list[Pause]:
+        """Those that are over for good: none while it is paused, or the end of an open window pauses it again."""
+        with self._database.reading() as connection:
+            window = windows.last(connection)
+            comes_back = window is not None and window.outcome is None and host in window.paused
+            return [] if comes_back or hosts.paused(connection, host) else audit.list_pauses(connection, host)
+
     def may_have_heard(self, pause: Pause) -> bool:
         """Whether this database was told of a pause, though it may have ended since; or whether nobody knows, for what
         is as old is not kept."""

@@ -7,6 +7,7 @@ import pwd
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from netlimit.cli.database import share
 from netlimit.store import Store
 from tests.cli.running import Netlimit, until
-from tests.cli.test_host import PAUSED, snapshot
+from tests.cli.test_host import PAUSED, is_ended, snapshot
 
 TOLD = "the database knows nothing of that"
 
@@ -113,5 +114,36 @@ def test_a_teardown_whose_database_is_away_holds_once_it_is_back(gateway: Netlim
     assert is_paused(gateway)
     assert "1 rule in force here" in gateway.do("apply")
     until(lambda: gateway.ask("status")["rules"]["applied"] == 1, server.said)
+    gateway.do("teardown")
+    server.end()
+
+
+@pytest.mark.parametrize("how", ["here", "while a controller runs", "by another gateway's API"])
+def test_what_is_confirmed_ends_a_teardown_for_good(gateway: Netlimit, how: str) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "60")
+    held, file = snapshot(gateway), find_file(gateway)
+    if "controller" not in how:
+        server.end()
+    gateway.do("teardown")
+    with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
+        store.back_up(file.with_name("older.db"), datetime.now(UTC))
+        gateway.do("apply", "--confirm", "1h")
+        assert not is_ended(gateway)
+        if "API" in how:
+            store.confirm("operator", datetime.now(UTC))
+        else:
+            gateway.do("confirm")
+    assert how != "here" or is_ended(gateway)
+    until(lambda: is_ended(gateway))
+    assert snapshot(gateway) == held
+    if not server.ended:
+        server.end()
+    set_back(gateway)
+    assert is_paused(gateway)
+    server = gateway.serve()
+    until(lambda: "older state" in " ".join(gateway.do("status").split()), server.said)
+    assert not is_paused(gateway)
+    assert snapshot(gateway) == held
     gateway.do("teardown")
     server.end()

@@ -506,6 +506,34 @@ def test_without_a_controller_the_guard_brings_the_copy_to_what_was_confirmed(
         assert (copy.revision(), copy.paused("gw")) == ((1, True) if controlled else (2, False))
 
 
+def test_without_a_controller_the_guard_tells_the_copy_that_what_was_confirmed_has_ended_a_teardown(
+    site: Site, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    """Else an older state of the database would tear the gateway down again."""
+    guarded = Guarded(site, tmp_path, elapsed)
+    site.add(target=CLIENT, action="block")
+    site.controller.sync()
+    copied(guarded)
+    site.store.pause("gw", True)
+    pause = site.store.last_pause("gw")
+    assert pause is not None
+    with guarded.copy() as copy:
+        copy.follow_pause(True, pause)
+    window = site.store.open_window(LONG, "test", datetime.now(UTC), paused=["gw"])
+    site.store.resume_within(window, "gw", "test", datetime.now(UTC))
+    guarded.thread.start()
+    wait(lambda: guarded.guard.watches)
+    with guarded.copy() as copy:
+        assert not copy.has_resumed(pause)
+    site.store.confirm("test", datetime.now(UTC))
+    wait(lambda: guarded.guard._done is not None)
+    guarded.stopping.set()
+    guarded.thread.join(PATIENCE)
+    with guarded.copy() as copy:
+        assert copy.has_resumed(pause)
+        assert not copy.paused("gw")
+
+
 def test_what_is_torn_down_without_its_database_stays_so_for_a_boot_though_a_window_is_confirmed(
     site: Site, tmp_path: Path, elapsed: Elapsed
 ) -> None:

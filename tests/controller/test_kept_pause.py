@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,7 +12,7 @@ import pytest
 
 from netlimit.controller import Controller, Setup
 from netlimit.kernel.fake import FakeKernel
-from netlimit.records import HostStatus, Pause
+from netlimit.records import HostStatus, Pause, Window
 from netlimit.store import Replica, Store, make_pause, open_replica
 from netlimit.teardown import tear_down
 from tests.controller.conftest import Site
@@ -340,3 +341,182 @@ def test_another_gateway_of_the_same_database_goes_on(away: Away, tmp_path: Path
         assert not is_blocked(away.site)
         assert kernel.structure().sets
         assert [(each.host, each.paused) for each in away.site.store.hosts()] == [("gw", True), ("gw2", False)]
+
+
+def open_window(site: Site, copy: Replica) -> Window:
+    """What `netlimit apply --confirm` does."""
+    paused = ("gw",) if site.store.paused("gw") else ()
+    window = site.store.open_window(3600, "root", site.store.now(), paused=paused)
+    copy.follow_pause(True)
+    site.store.resume_within(window, "gw", "root", site.store.now())
+    return window
+
+
+def confirm(site: Site) -> None:
+    """What `netlimit confirm` does, or another gateway's API."""
+    site.store.confirm("operator", site.store.now())
+
+
+def tick(away: Away) -> None:
+    """One pass, in which the copy is looked after, too."""
+    away.controller._due["heartbeat"] = 0.0
+    away.controller.tick()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("begins", [False, True])
+def test_what_was_confirmed_no_older_database_takes_out(
+    away: Away, caplog: pytest.LogCaptureFixture, runs: bool, begins: bool
+) -> None:
+    """As what was applied without a window: also where the controller hears of it only when it starts."""
+    tear_it_down(away.site, away.read_copy())
+    tick(away)
+    save(away)
+    open_window(away.site, away.read_copy())
+    if runs:
+        tick(away)
+        assert is_blocked(away.site)
+    confirm(away.site)
+    if not runs:
+        away.restart()
+    tick(away)
+    assert is_blocked(away.site)
+    assert not away.read_copy().paused("gw")
+    set_back(away)
+    assert away.site.store.paused("gw")
+    if begins:
+        away.restart()
+    away.run()
+    assert is_blocked(away.site)
+    assert not away.site.store.paused("gw")
+    assert "older state" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["expired", "abandoned", "open", "torn down in it"])
+def test_what_nobody_has_confirmed_ends_no_teardown(away: Away, end: str) -> None:
+    """Until it is applied: then none of them comes back, the earliest neither."""
+    first = tear_it_down(away.site, away.read_copy())
+    tick(away)
+    save(away)
+    window = open_window(away.site, away.read_copy())
+    tick(away)
+    assert is_blocked(away.site)
+    if end == "expired":
+        away.site.store.expire(window, "guard", away.site.store.now())
+    elif end == "abandoned":
+        away.site.store.abandon("root", away.site.store.now())
+    elif end == "torn down in it":
+        tear_it_down(away.site, away.read_copy())
+        confirm(away.site)
+    if end != "open":
+        tear_down(away.site.kernel, {})
+    away.restart()
+    tick(away)
+    assert is_blocked(away.site) == (end == "open")
+    assert away.read_copy().paused("gw")
+    assert not away.read_copy().has_resumed(first)
+    newer = away.file.with_name("newer.db")
+    away.site.store.close()
+    shutil.copy(away.file, newer)
+    set_back(away)
+    tear_down(away.site.kernel, {})
+    away.restart()
+    tick(away)
+    assert not is_blocked(away.site)
+    away.hidden.unlink()
+    put_back(away, newer)
+    apply(away.site, away.read_copy())
+    tick(away)
+    away.hidden.unlink()
+    set_back(away)
+    away.restart()
+    away.run()
+    assert is_blocked(away.site)
+    assert not away.site.store.paused("gw")
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_of_two_teardowns_none_comes_back(away: Away, is_confirmed: bool) -> None:
+    tear_it_down(away.site, away.read_copy())
+    tick(away)
+    save(away)
+    tear_it_down(away.site, away.read_copy())
+    if is_confirmed:
+        open_window(away.site, away.read_copy())
+        confirm(away.site)
+    else:
+        apply(away.site, away.read_copy())
+    tick(away)
+    assert is_blocked(away.site)
+    set_back(away)
+    away.restart()
+    away.run()
+    assert is_blocked(away.site)
+    assert not away.site.store.paused("gw")
+
+
+def test_a_teardown_that_came_after_the_one_that_was_confirmed_holds(away: Away) -> None:
+    """Though the database that comes back knows the former alone, as one that is over."""
+    tear_it_down(away.site, away.read_copy())
+    tick(away)
+    open_window(away.site, away.read_copy())
+    confirm(away.site)
+    save(away)
+    tick(away)
+    assert is_blocked(away.site)
+    later = tear_it_down(away.site, away.read_copy())
+    tick(away)
+    set_back(away)
+    assert not away.site.store.paused("gw")
+    away.restart()
+    tick(away)
+    assert not is_blocked(away.site)
+    assert away.site.store.last_pause("gw") == later
+    assert not away.read_copy().has_resumed(later)
+
+
+def test_of_teardowns_that_no_database_has_heard_of_none_comes_back(away: Away) -> None:
+    """The copy alone knows the former: a state of the database that tells of it was away meanwhile."""
+    tear_it_down(away.site, away.read_copy())
+    tick(away)
+    away.site.store.close()
+    first = Path(shutil.copy(away.file, away.file.with_name("first.db")))
+    tear_it_down(away.site, away.read_copy())
+    tick(away)
+    set_back(away)
+    away.run()
+    assert not is_blocked(away.site)
+    open_window(away.site, away.read_copy())
+    confirm(away.site)
+    tick(away)
+    assert is_blocked(away.site)
+    away.hidden.unlink()
+    put_back(away, first)
+    away.restart()
+    away.run()
+    assert is_blocked(away.site)
+    assert not away.site.store.paused("gw")
+
+
+def test_a_copy_that_cannot_be_written_when_it_is_confirmed_hears_of_it_later(away: Away) -> None:
+    path = away.directory / "applied.db"
+    away.replica.close()
+    with closing(Replica(path, "gw", patience=0.1)) as away.replica:
+        away.restart()
+        pause = tear_it_down(away.site, away.read_copy())
+        tick(away)
+        save(away)
+        open_window(away.site, away.read_copy())
+        tick(away)
+        with closing(sqlite3.connect(path, isolation_level=None)) as busy:
+            busy.execute("BEGIN IMMEDIATE")
+            confirm(away.site)
+            tick(away)
+            assert is_blocked(away.site)
+            assert not away.replica.has_resumed(pause)
+            busy.execute("ROLLBACK")
+        tick(away)
+        assert away.replica.has_resumed(pause)
+        set_back(away)
+        away.run()
+        assert is_blocked(away.site)
