@@ -521,6 +521,8 @@ def test_without_a_controller_the_guard_tells_the_copy_that_what_was_confirmed_h
         copy.follow_pause(True, pause)
     window = site.store.open_window(LONG, "test", datetime.now(UTC), paused=["gw"])
     site.store.resume_within(window, "gw", "test", datetime.now(UTC))
+    site.add(target="10.0.0.2", action="block")
+    site.controller.sync()
     guarded.thread.start()
     wait(lambda: guarded.guard.watches)
     with guarded.copy() as copy:
