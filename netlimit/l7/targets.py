@@ -5,6 +5,7 @@ Every adapter compares these: whoever writes `//login`, `/%6Cogin` or `/login#1`
 
 from __future__ import annotations
 
+import codecs
 import posixpath
 import re
 from collections.abc import Mapping, MutableMapping
@@ -28,6 +29,7 @@ _AUTHORITY_END = re.compile(rb"[/?#\\,]")
 _HOST = re.compile(r"[/\\]{2,}[^/\\]*")
 _PARAMETERS = re.compile(r";[^/]*")
 _PARAMETERS_SENT = re.compile(rb";[^/]*")
+codecs.lookup("unicode_escape")  # while its file may be read: the API has given up root when it decodes its first path
 
 
 class Ambiguous(ValueError):

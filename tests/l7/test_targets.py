@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
@@ -319,3 +321,15 @@ def test_only_what_begins_with_a_scheme_has_an_authority() -> None:
 @given(st.lists(st.sampled_from([*b"%%%%012eEfFgG\\x{}NuU/.\n\r\0\x80\xc3\xa9\xff"])).map(bytes))
 def test_escapes_are_read_as_a_library_does(text: bytes) -> None:
     assert decode(text) == unquote_to_bytes(text).decode("utf-8", "replace")
+
+
+def test_nothing_is_loaded_with_the_first_path() -> None:
+    """Whoever has given up root may not be able to."""
+    script = f"import sys; from {decode.__module__} import decode; before = {{*sys.modules}}; decode(b'/%20')"
+    told = subprocess.run(
+        [sys.executable, "-c", f"{script}; print({{*sys.modules}} - before)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "set()\n"
