@@ -84,8 +84,8 @@ def _word(losses: Mapping[str, _Loss]) -> str:
     return (
         "The database lacks limits that were in force: a standby that lagged has taken the server's place, or an older "
         f"state of it was put back. {' '.join(said)} Put anew what is missing (`netlimit limits put`; the log has what "
-        f"was in force), and remove what is not wanted. {TOKENS} This is told until each of these domains is changed, "
-        "or the limiter is started anew."
+        "was in force, but for what looks like a secret), and remove what is not wanted. "
+        f"{TOKENS} This is told until each of these domains is changed, or the limiter is started anew."
     )
 
 
