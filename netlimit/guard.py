@@ -204,6 +204,7 @@ class Guard:
         log.info("The window of confirmation has ended.")
 
     def _remember(self, window: Window) -> Snapshot:
+        self._last_pause = self._store.last_pause(self._host)
         self._pauses = self._find_pause(window)
         return take_snapshot(self._store, self._host, window.base, self._pauses)
 
@@ -241,9 +242,11 @@ class Guard:
 
     def _find_pause(self, window: Window) -> bool:
         """Whether this gateway is to be torn down when the window has ended: again, or because it is anyway. Either
-        may change while it is open."""
-        self._last_pause = self._store.last_pause(self._host)
-        return self._host in window.paused or self._store.paused(self._host)
+        may change while it is open. Which pause it is takes a search of the audit, so that is asked when one begins."""
+        pauses = self._host in window.paused or self._store.paused(self._host)
+        if pauses and not self._pauses:
+            self._last_pause = self._store.last_pause(self._host)
+        return pauses
 
     # -- undoing
 

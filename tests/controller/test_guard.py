@@ -611,6 +611,18 @@ def test_what_is_torn_down_without_the_database_in_a_window_stays_so(
     assert is_paused_there(guarded)
 
 
+def test_the_audit_is_not_searched_at_each_look(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no index for that, and may be as large as 256 MiB; the guard looks four times a second."""
+    asked: list[str] = []
+    find = Store.last_pause
+    monkeypatch.setattr(Store, "last_pause", lambda store, host: asked.append(host) or find(store, host))
+    guarded.cut()
+    before = len(asked)
+    time.sleep(1)
+    assert len(asked) == before <= 2
+    guarded.end_window()
+
+
 def refuse_file(hold: Callable[..., None]) -> Callable[..., None]:
     """The disk of the copy is full."""
 
