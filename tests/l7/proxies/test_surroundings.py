@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 from scripts.testbed.streams import ROOT
 from tests.l7.proxies.conftest import RULES, Answering, Application, answering
 from tests.l7.proxies.deferring import deferring
-from tests.l7.proxies.programs import Places, running_at
+from tests.l7.proxies.programs import Change, Places, running_at
 from tests.l7.service.serving import serving
 from tests.ports import free_port
 
@@ -35,6 +36,19 @@ AROUND = {
 KEPT = RULES.replace("    rate_limit: {unit: minute", "    on_limit: defer\n    rate_limit: {unit: minute")
 
 
+@contextmanager
+def running_site(name: str, directory: Path, application: Application, change: Change) -> Iterator[str]:
+    """nginx before an application, with what keeps requests for later; where it is."""
+    with (
+        answering(application),
+        serving(KEPT, running=True) as served,
+        deferring(served, directory, application.place) as deferral,
+    ):
+        places = Places(f"127.0.0.1:{free_port()}", application.place, served.place, "", deferral)
+        with running_at(name, directory, places, change) as place:
+            yield place
+
+
 class Reading(Answering):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -52,19 +66,13 @@ def test_every_request_is_asked_about(name: str, refused: int, around: str, tmp_
         text = text.replace("http {", f"http {{ {of_http.format(tmp_path)}", 1)
         return text.replace("    location / {", f"    {of_server}    location / {{", 1)
 
-    with (
-        answering(application),
-        serving(KEPT, running=True) as served,
-        deferring(served, tmp_path, application.place) as deferral,
-    ):
-        places = Places(f"127.0.0.1:{free_port()}", application.place, served.place, "", deferral)
-        with running_at(name, tmp_path, places, write) as place:
-            application.asked.clear()
-            statuses = [ask(place, "127.0.0.7", f"/{number}") for number in range(6)]
-            assert statuses == [200] * 3 + [refused] * 3
-            assert len(application.asked) == 3, application.asked
-            assert [ask(place, "127.0.0.8", "/0") for _ in range(3)] == [200] * 3
-            assert httpx.get(f"http://{place}/.netlimit", trust_env=False).status_code == 404
+    with running_site(name, tmp_path, application, write) as place:
+        application.asked.clear()
+        statuses = [ask(place, "127.0.0.7", f"/{number}") for number in range(6)]
+        assert statuses == [200] * 3 + [refused] * 3
+        assert len(application.asked) == 3, application.asked
+        assert [ask(place, "127.0.0.8", "/0") for _ in range(3)] == [200] * 3
+        assert httpx.get(f"http://{place}/.netlimit", trust_env=False).status_code == 404
 
 
 class Naming(Answering):
@@ -82,17 +90,11 @@ def test_no_field_of_a_client_looks_like_one_of_the_proxy(name: str, tmp_path: P
     def write(text: str) -> str:
         return text.replace("http {", "http { underscores_in_headers on; ignore_invalid_headers off;", 1)
 
-    with (
-        answering(application),
-        serving(RULES, running=True) as served,
-        deferring(served, tmp_path, application.place) as deferral,
-    ):
-        places = Places(f"127.0.0.1:{free_port()}", application.place, served.place, "", deferral)
-        with running_at(name, tmp_path, places, write) as place:
-            application.asked.clear()
-            fields = {"X_Forwarded_For": "192.0.2.6", "X_Original_URL": "/login"}
-            assert httpx.get(f"http://{place}/", headers=fields, trust_env=False).status_code == 200
-            assert application.asked == ["/"]
+    with running_site(name, tmp_path, application, write) as place:
+        application.asked.clear()
+        fields = {"X_Forwarded_For": "192.0.2.6", "X_Original_URL": "/login"}
+        assert httpx.get(f"http://{place}/", headers=fields, trust_env=False).status_code == 200
+        assert application.asked == ["/"]
 
 
 @pytest.mark.parametrize("protocol", ["fastcgi", "uwsgi"])
@@ -167,18 +169,12 @@ def test_a_site_that_hides_its_files_tells_what_has_become_of_a_request(tmp_path
     def write(text: str) -> str:
         return text.replace("    location / {", "    location ~ /\\. { deny all; }\n    location / {", 1)
 
-    with (
-        answering(application),
-        serving(KEPT, running=True) as served,
-        deferring(served, tmp_path, application.place) as deferral,
-    ):
-        places = Places(f"127.0.0.1:{free_port()}", application.place, served.place, "", deferral)
-        with running_at("nginx-defer", tmp_path, places, write) as place:
-            answers = [httpx.get(f"http://{place}/", trust_env=False, timeout=20) for _ in range(4)]
-            assert answers[3].status_code == 202
-            told = httpx.get(f"http://{place}{answers[3].headers['location']}", trust_env=False, timeout=20)
-            assert told.status_code == 200
-            assert ask(place, "127.0.0.7", "/.git/config") == 403
+    with running_site("nginx-defer", tmp_path, application, write) as place:
+        answers = [httpx.get(f"http://{place}/", trust_env=False, timeout=20) for _ in range(4)]
+        assert answers[3].status_code == 202
+        told = httpx.get(f"http://{place}{answers[3].headers['location']}", trust_env=False, timeout=20)
+        assert told.status_code == 200
+        assert ask(place, "127.0.0.7", "/.git/config") == 403
 
 
 def test_who_is_not_asked_about_is_refused_whatever_pages_there_are(tmp_path: Path) -> None:
@@ -209,15 +205,9 @@ def test_a_body_may_be_as_large_as_the_site_says(name: str, tmp_path: Path) -> N
     def write(text: str) -> str:
         return text.replace("    location / {", "    location / { client_max_body_size 9m;", 1)
 
-    with (
-        answering(application),
-        serving(KEPT, running=True) as served,
-        deferring(served, tmp_path, application.place) as deferral,
-    ):
-        places = Places(f"127.0.0.1:{free_port()}", application.place, served.place, "", deferral)
-        with running_at(name, tmp_path, places, write) as place:
-            body = b"a" * 4 * 2**20
-            assert httpx.post(f"http://{place}/", content=body, trust_env=False, timeout=20).status_code == 200
+    with running_site(name, tmp_path, application, write) as place:
+        body = b"a" * 4 * 2**20
+        assert httpx.post(f"http://{place}/", content=body, trust_env=False, timeout=20).status_code == 200
 
 
 def ask(place: str, source: str, path: str) -> int:
