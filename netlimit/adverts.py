@@ -22,6 +22,7 @@ from netlimit.state import (
     CHAIN_PREFIX,
     ChainRule,
     Continues,
+    Diverted,
     Effect,
     Has,
     Hook,
@@ -58,6 +59,8 @@ _SIDES: tuple[Side, Side] = ("dst", "src")
 _FIRST_HOP = 255
 AGAIN = f"{CHAIN_PREFIX}FORWARD-AGAIN"
 """The chain for what was spared in PREROUTING and is forwarded all the same."""
+PERHAPS = f"{CHAIN_PREFIX}FORWARD-PERHAPS"
+"""The chain for what was spared in PREROUTING if its destination was another there."""
 
 
 def near_name(hook: Hook) -> str:
@@ -95,19 +98,40 @@ def ask_again(family: int, facts: Facts, on_link: bool = False) -> Iterator[Chai
     """The rules of FORWARD that ask again what was spared in PREROUTING by its destination, which may have been
     translated since: from one for this host, or from a multicast address that comes to it alone. A hop limit is one
     less here, and what had 1 is not forwarded; but a bridge passes on all as it is, so who listens to what is asked
-    for, and, `on_link`, what finds neighbours. By what a packet is, for to ask what became of its destination would
-    bring connection tracking to hosts that have none."""
+    for, and, `on_link`, what finds neighbours. By what a packet is, before anything else is asked of it: few are."""
     again = Jump(AGAIN, goto=True)
+    perhaps = Jump(PERHAPS, goto=True) if _knows_destinations(family, facts) else again
     if not _find_lack(family, facts):
-        yield from (chain_rule(again, Is(protocol)) for protocol in (VRRP, OSPF, PIM, EIGRP, *SEALED[family]))
+        yield from (chain_rule(perhaps, Is(protocol)) for protocol in (VRRP, OSPF, PIM, EIGRP, *SEALED[family]))
         known = bool(_find_peers(family, facts))  # whoever they are: all that is forwarded would be asked for each
-        yield chain_rule(again, Is("udp"), _ports(BFD, BFD_ECHO, *HELLO_PORTS[family], *((BFD_FAR,) if known else ())))
-        yield from (chain_rule(again, Is("tcp"), _ports(BGP, side=side)) for side in (_SIDES if known else ()))
+        yield chain_rule(
+            perhaps, Is("udp"), _ports(BFD, BFD_ECHO, *HELLO_PORTS[family], *((BFD_FAR,) if known else ()))
+        )
+        yield from (chain_rule(perhaps, Is("tcp"), _ports(BGP, side=side)) for side in (_SIDES if known else ()))
         listens = (Is(IGMP),) if family == 4 else (Is("ipv6-icmp"), HopLimit(1))
         yield chain_rule(again, Has("dst", MULTICAST[family]), *listens)
     if family == 6:
         for number in NEIGHBOUR_DISCOVERY:
             yield chain_rule(again, Is("ipv6-icmp"), HopLimit(NEVER_FORWARDED - (not on_link)), Icmp6(number))
+
+
+def find_diverted(family: int, facts: Facts) -> Iterator[ChainRule]:
+    """The rules of FORWARD that tell what PREROUTING has spared: what is for this host or a multicast address up to
+    now, as a bridge passes it on, or was until NAT gave it another destination. Where nobody translates, that is not
+    asked, for to ask would bring connection tracking to hosts that have none."""
+    again = Jump(AGAIN, goto=True)
+    if family in facts.translated:
+        yield from (chain_rule(again, Diverted(answers)) for answers in (False, True))
+    yield chain_rule(again, *tell_own(facts))
+    yield chain_rule(again, Has("dst", MULTICAST[family]))
+
+
+def _knows_destinations(family: int, facts: Facts) -> bool:
+    """Whether FORWARD can tell what a packet was sent to when PREROUTING saw it. With IPv6 prefixes may be translated
+    without anybody knowing (NPT), and routing headers lead on; VRFs leave open what is this host's own; and what SRv6
+    takes out of tunnels passes no PREROUTING."""
+    asked = family in facts.translated and facts.capabilities.get("conntrack") is not None
+    return family == 4 and not (asked or facts.vrfs or facts.topology.segments)
 
 
 def spare(family: int, hook: Hook, facts: Facts) -> Iterator[ChainRule]:

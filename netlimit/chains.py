@@ -204,6 +204,9 @@ class _Family:
                     here[_blocked_name(hook)] = [*self._spare(table, hook), chain_rule(_go_on(_close_name(hook)))]
                 if any(_leads(rules, adverts.near_name(hook)) for rules in here.values()):
                     here[adverts.near_name(hook)] = list(self._near(table, hook))
+                if any(_leads(rules, adverts.PERHAPS) for rules in here.values()):
+                    diverted = adverts.find_diverted(self.family, self.facts)
+                    here[adverts.PERHAPS] = [*diverted, chain_rule(_go_on(_close_name(hook)))]
                 if any(_leads(rules, adverts.AGAIN) for rules in here.values()):
                     here[adverts.AGAIN] = list(self._ask_again(table, hook))
                 if any(_leads(rules, _told_name(hook)) for rules in here.values()):

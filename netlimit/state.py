@@ -184,6 +184,19 @@ class Led:
 
 
 @dataclass(frozen=True, slots=True)
+class Diverted:
+    """NAT has given the packet its destination: it goes to where its connection is led (DNAT), or, of `answers`, back
+    to whom another's address has stood for (SNAT)."""
+
+    answers: bool = False
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        state, way = ("SNAT", "REPLY") if self.answers else ("DNAT", "ORIGINAL")
+        return "-m", "conntrack", "--ctstate", state, "--ctdir", way
+
+
+@dataclass(frozen=True, slots=True)
 class SentPorts:
     """The packet was sent to a port from `low` to `high`, before NAT led it to another end."""
 
@@ -435,6 +448,7 @@ Match = (
     | Is
     | Ports
     | Led
+    | Diverted
     | SentPorts
     | Syn
     | Continues

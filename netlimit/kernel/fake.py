@@ -33,6 +33,7 @@ from netlimit.state import (
     Connected,
     Continues,
     Crowded,
+    Diverted,
     Ended,
     EndsNothing,
     Enters,
@@ -95,14 +96,21 @@ class _Element:
 
 @dataclass
 class _Walk:
-    """A packet under way: its mark, and its priority, which is the class that it goes to."""
+    """A packet under way: its mark, its priority, which is the class that it goes to, and where NAT will lead it."""
 
     packet: Packet
     priority: int = 0
     mark: int = 0
+    led: Address | None = None
+    diverted: bool = False
 
     def __post_init__(self) -> None:
         self.mark = self.packet.mark
+
+    def divert(self) -> None:
+        """Go to where NAT leads."""
+        if self.led is not None:
+            self.packet, self.diverted = replace(self.packet, dst=self.led), True
 
     def write(self, value: int, mask: int) -> None:
         """Give the mark a value under a mask."""
@@ -513,10 +521,12 @@ class FakeKernel:
 
     # -- packets
 
-    def trace(self, packet: Packet) -> str:
-        """Send a packet through: "accept", "drop" or "reject". Counters and buckets are moved as the kernel would."""
+    def trace(self, packet: Packet, led: Address | None = None) -> str:
+        """Send a packet through: "accept", "drop" or "reject". Counters and buckets are moved as the kernel would.
+
+        `led` is where NAT leads it when it has passed PREROUTING; its `out_interface` is the one that leads there."""
         self._expire()
-        return self._walk(_Walk(packet))
+        return self._walk(_Walk(packet, led=led))
 
     def find_class(self, packet: Packet) -> int | None:
         """The class in which a packet waits where it leaves or ends, by classid; None if it does not, or is dropped."""
@@ -557,6 +567,8 @@ class FakeKernel:
 
     def _walk(self, walk: _Walk) -> str:
         for table, hook in _path(walk.packet):
+            if hook != "PREROUTING":
+                walk.divert()
             verdict = self._enter(walk, table, hook)
             if verdict != "accept":
                 return verdict
@@ -621,6 +633,8 @@ class FakeKernel:
             return f"{packet.dst},{packet.protocol}:{packet.port},{packet.dst}" in self.elements[match.name]
         if isinstance(match, IsOwn):
             return (str(_end(packet, match.side)) in self._own) != match.inverted
+        if isinstance(match, Diverted):
+            return walk.diverted and not match.answers
         if isinstance(match, Marked):
             return walk.mark & match.mask == match.value
         if isinstance(match, Above):

@@ -16,6 +16,7 @@ from netlimit.state import (
     Connected,
     Continues,
     Crowded,
+    Diverted,
     Effect,
     Ended,
     EndsNothing,
@@ -78,6 +79,8 @@ def _list_matches(family: int, name: str) -> Iterator[tuple[Match, ...]]:
     yield Is("tcp"), Ports(((80, 80),)), Led(inverted=True)
     yield Is("tcp"), Ports(((80, 80),)), Led(answers=True)
     yield (Led(),)
+    yield (Diverted(),)
+    yield (Diverted(answers=True),)
     yield Is("tcp"), SentPorts(80, 80), Syn()
     yield Is("udp"), SentPorts(8000, 8100), Ports(((53, 53),), "src")
     yield Is("tcp"), Syn()

@@ -188,6 +188,44 @@ def test_nor_is_what_looks_as_if_it_were_for_the_gateway_and_is_led_on(
     assert sum(pass_through()[:3]) <= 1
 
 
+@pytest.fixture(params=["nobody translates", "masquerade", "another's port is forwarded"])
+def forwarding(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nobody leads elsewhere what comes for the server."""
+    rules = {
+        "masquerade": ("POSTROUTING", "-o", "wan", "-j", "MASQUERADE"),
+        "another's port is forwarded": (
+            "PREROUTING",
+            "-p",
+            "tcp",
+            "--dport",
+            "81",
+            "-j",
+            "REDIRECT",
+            "--to-ports",
+            "80",
+        ),
+    }
+    rule = rules.get(request.param)
+    for flag in ("-I", "-D"):
+        if rule:
+            lab.gateway.run("iptables-legacy", "-w", "-t", "nat", flag, *rule)
+        if flag == "-I":
+            yield
+
+
+def test_what_is_forwarded_is_charged_once_by_peer(gateway: Gateway, lab: Lab, forwarding: None) -> None:
+    """PREROUTING has charged what it has not spared."""
+    kinds = [(ESP, 0), (AH, 0), (VRRP, 0), (OSPF, 0), (PIM, 0), (EIGRP, 0), (UDP, 520), (UDP, 3784)]
+    sent = [(SERVER, protocol, port, 64) for protocol, port in kinds]
+    for each in sent:
+        gateway.clear()
+        (rule,) = gateway.put({"target": CLIENT, "rate": "1 packets/h", "burst": COUNT, "per": "peer"})
+        lab.gateway.run("conntrack", "-F")
+        assert arrive(lab, lab.server, each, device="eth0")[each] == COUNT, each
+        assert arrive(lab, lab.server, each, device="eth0")[each] <= 1, each
+        assert gateway.count(rule).matched_packets == 2 * COUNT
+
+
 @pytest.fixture
 def exposed(lab: Lab) -> Iterator[None]:
     """All that comes is led on to a host behind the gateway, whoever it is for; what is for others of the link comes to

@@ -76,14 +76,9 @@ def test_every_kind_of_packet(gateway: Gateway) -> None:
 
 
 def test_what_is_spared_before_its_destination_is_translated_is_asked_again() -> None:
-    """Of whatever is spared as it comes in, the same is charged once more where it is forwarded: but for what has no
-    hop left then, and for what other gateways of the database send by multicast."""
-    limited, clock = Gateway(FACTS), [NOW.timestamp()]
-    limited.kernel.now = lambda: clock[0]
-    for number, target in enumerate(("10.1.0.0/16", "fd00:1::/112"), 1):
-        fields = {"target": target, "per": "peer", "rate": "1 packets/s", "burst": 1}
-        limited.put(replace(parse_rule(fields, NOW), id=number))
-    limited.sync()
+    """Of whatever is spared as it comes in, the same is charged where it is forwarded: but for what has no hop left
+    then, and for what other gateways of the database send by multicast."""
+    limited, clock = _limit_by_peer(replace(FACTS, translated=frozenset({4, 6})))
     asked = set()
     for packet in packets():
         by_peer = str(packet.src) == PEER and packet.dst.is_multicast
@@ -92,14 +87,37 @@ def test_what_is_spared_before_its_destination_is_translated_is_asked_again() ->
         if comes_in and spared and packet.hop_limit > 1 and not by_peer:
             clock[0] += 10
             behind = ip_address("10.2.0.2" if packet.dst.version == 4 else "fd00:2::2")
-            led_on = replace(packet, dst=behind, out_interface="wan", hop_limit=packet.hop_limit - 1)
-            assert limited.kernel.trace(led_on) == "drop", packet
+            led_on = replace(packet, out_interface="wan", hop_limit=packet.hop_limit - 1)
+            assert [limited.kernel.trace(led_on, behind) for _ in range(2)] == ["accept", "drop"], packet
             asked.add((packet.protocol, packet.port))
     assert asked == {
         *((protocol, None) for protocol in ("vrrp", "ospf", "pim", "eigrp", "ah", "esp")),
         *(("udp", port) for port in (520, 3784, 3785, 4784, 6696)),
         ("tcp", 179),
     }
+
+
+@pytest.mark.parametrize("translated", [frozenset[int](), frozenset({4})], ids=["nobody translates", "NAT"])
+def test_what_is_forwarded_to_where_it_was_sent_is_charged_once(translated: frozenset[int]) -> None:
+    """With IPv6 that cannot be told, and costs a token more."""
+    limited, clock = _limit_by_peer(replace(FACTS, translated=translated))
+    several = {packet.protocol: packet for packet in packets() if packet.in_interface and packet.dst.version == 4}
+    assert {"vrrp", "ospf", "pim", "eigrp", "ah", "esp", "udp"} <= set(several)
+    for packet in several.values():
+        clock[0] += 10
+        forwarded = replace(packet, dst=ip_address("10.2.0.2"), out_interface="wan", hop_limit=64)
+        assert [limited.kernel.trace(forwarded) for _ in range(2)] == ["accept", "drop"], packet
+
+
+def _limit_by_peer(facts: Facts) -> tuple[Gateway, list[float]]:
+    """One packet a second for who sends to one end; and the clock that this goes by."""
+    limited, clock = Gateway(facts), [NOW.timestamp()]
+    limited.kernel.now = lambda: clock[0]
+    for number, target in enumerate(("10.1.0.0/16", "fd00:1::/112"), 1):
+        fields = {"target": target, "per": "peer", "rate": "1 packets/s", "burst": 1}
+        limited.put(replace(parse_rule(fields, NOW), id=number))
+    limited.sync()
+    return limited, clock
 
 
 def test_what_is_routed_is_never_spared(gateway: Gateway) -> None:
