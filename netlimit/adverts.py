@@ -130,8 +130,8 @@ def _knows_destinations(family: int, facts: Facts) -> bool:
     """Whether FORWARD can tell what a packet was sent to when PREROUTING saw it. With IPv6 prefixes may be translated
     without anybody knowing (NPT), and routing headers lead on; VRFs leave open what is this host's own; and what SRv6
     takes out of tunnels passes no PREROUTING."""
-    asked = family in facts.translated and facts.capabilities.get("conntrack") is not None
-    return family == 4 and not (asked or facts.vrfs or facts.topology.segments)
+    unheard = family in facts.translated and facts.capabilities.get("conntrack") is not None
+    return family == 4 and not (unheard or facts.vrfs or facts.topology.segments)
 
 
 def spare(family: int, hook: Hook, facts: Facts) -> Iterator[ChainRule]:

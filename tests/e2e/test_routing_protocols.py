@@ -191,26 +191,16 @@ def test_nor_is_what_looks_as_if_it_were_for_the_gateway_and_is_led_on(
 @pytest.fixture(params=["nobody translates", "masquerade", "another's port is forwarded"])
 def forwarding(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
     """Nobody leads elsewhere what comes for the server."""
-    rules = {
-        "masquerade": ("POSTROUTING", "-o", "wan", "-j", "MASQUERADE"),
-        "another's port is forwarded": (
-            "PREROUTING",
-            "-p",
-            "tcp",
-            "--dport",
-            "81",
-            "-j",
-            "REDIRECT",
-            "--to-ports",
-            "80",
-        ),
-    }
-    rule = rules.get(request.param)
-    for flag in ("-I", "-D"):
-        if rule:
-            lab.gateway.run("iptables-legacy", "-w", "-t", "nat", flag, *rule)
-        if flag == "-I":
-            yield
+    chain, words = {
+        "nobody translates": ("", ""),
+        "masquerade": ("POSTROUTING", "-o wan -j MASQUERADE"),
+        "another's port is forwarded": ("PREROUTING", "-p tcp --dport 81 -j REDIRECT --to-ports 80"),
+    }[request.param]
+    if chain:
+        lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-I", chain, *words.split())
+    yield
+    if chain:
+        lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-D", chain, *words.split())
 
 
 def test_what_is_forwarded_is_charged_once_by_peer(gateway: Gateway, lab: Lab, forwarding: None) -> None:

@@ -99,7 +99,7 @@ def test_what_is_spared_before_its_destination_is_translated_is_asked_again() ->
 
 @pytest.mark.parametrize("translated", [frozenset[int](), frozenset({4})], ids=["nobody translates", "NAT"])
 def test_what_is_forwarded_to_where_it_was_sent_is_charged_once(translated: frozenset[int]) -> None:
-    """With IPv6 that cannot be told, and costs a token more."""
+    """Over IPv4."""
     limited, clock = _limit_by_peer(replace(FACTS, translated=translated))
     several = {packet.protocol: packet for packet in packets() if packet.in_interface and packet.dst.version == 4}
     assert {"vrrp", "ospf", "pim", "eigrp", "ah", "esp", "udp"} <= set(several)
