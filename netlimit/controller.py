@@ -535,6 +535,8 @@ class Controller:
         self._expire()
         self._hand_over()
         compilation = self._compiled
+        if revision != self._status.applied_revision:
+            self._doubt_roots()  # the rule that needed a tree may be the one that has gone
         if self._in_step and not compilation.changed and not self._has_freed:
             self._news.clear()  # of other gateways, or of nothing that the kernel holds
             if unread is not None:
