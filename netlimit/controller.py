@@ -1004,9 +1004,9 @@ class Controller:
         self._revision, self._stamp = changes.revision, changes.stamp
 
     def _try_refused(self) -> None:
-        """See whether there is room now for what could not be enforced, for some after others where they are many. Of
-        those that are in each other's way, the oldest comes first."""
-        refused = sorted(self._compiled.problems)
+        """See whether there is room now for what could not be enforced, or not on each of its devices; for some after
+        others where they are many. Of those that are in each other's way, the oldest comes first."""
+        refused = sorted({*self._compiled.problems, *self._compiled.shaping.find_growing()})
         begin = bisect_right(refused, self._last_tried) if len(refused) > _MOST_RETRIED else 0
         tried = [*refused[begin:], *refused[:begin]][:_MOST_RETRIED]
         self._look_again(sorted(tried))

@@ -65,6 +65,11 @@ class Numbers:
         self.used.add(key)
         return number
 
+    def has_room(self, group: str, among: range) -> bool:
+        """Whether there is a number left for a new purpose."""
+        names = self._names.get(group, {})
+        return any(each not in names for each in among)
+
     def take_over(self, group: str, name: str, among: range, first: PurposeKey | None = None) -> PurposeKey | None:
         """Have a purpose take the number of one of its group that is not in use any more, at best that of `first`;
         which one has lost it, None when all are in use."""

@@ -82,6 +82,7 @@ NAMELESS = (
     "an odd letter). Rename the device."
 )
 _MOST_NAMED = 3
+_MOST_LISTED = 8
 
 
 def _say_bridged(bridges: list[str]) -> str:
@@ -193,5 +194,5 @@ def _find_unshaped(rule: Rule, facts: Facts) -> str | None:
 def _say_many(devices: tuple[str, ...]) -> str | None:
     if len(devices) < 2:
         return None
-    names = f"{', '.join(devices[:-1])} and {devices[-1]}"
+    names = f"{', '.join(devices[:-1])} and {devices[-1]}" if len(devices) <= _MOST_LISTED else name_some(devices, 4)
     return f"Its traffic can leave by {names}: the rate holds on each of them by itself. `interface` names one."

@@ -18,6 +18,7 @@ from netlimit.management import find_lack
 from netlimit.misses import find_missing
 from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
+from netlimit.routes import read_table
 from netlimit.routing import find_entrances, find_home, find_stacked, find_way, leads_towards
 from netlimit.rules import TARGET, Direction, Protocol, Rule, Selector, Target, format_target
 from netlimit.several import name_some
@@ -38,7 +39,9 @@ MOST_NESTED = 6
 """Budgets that lie in one another: HTB has eight levels, of which the device and the hosts take one each."""
 _MOST_NAMED = 4
 """Devices that are named for one reason."""
-_ROOTS = range(1, 64)
+_ROOTS = range(1, 256)
+_EVEN_ROOTS = 127
+"""The first of them have the even handles, as they always had; the odd ones come after."""
 
 
 class Note(NamedTuple):
@@ -105,6 +108,7 @@ class Shaping:
         self._homes: dict[int, list[tuple[_Device, Lane | None]]] = {}
         self._notes: dict[int, Note] = {}
         self._bypasses: dict[int, tuple[Bypass, ...]] = {}
+        self._cramped: dict[int, dict[str, str]] = {}
         self._named: dict[tuple[Target, Direction], dict[int, Selector]] = {}
         self._devices: dict[str, _Device] = {}
         self._touched: dict[str, set[int]] = {}
@@ -153,7 +157,7 @@ class Shaping:
             for rule in self._rules.values():
                 if rule.id not in self.problems:
                     self._look_past(rule)
-        asked = self.problems.keys() | rehomed
+        asked = self.problems.keys() | self.find_growing() | rehomed
         moved = [rule for rule in self._rules.values() if rule.id in asked or self._moves(rule, before)]
         for rule in sorted(moved, key=lambda each: each.id):
             self.put(rule)
@@ -199,15 +203,50 @@ class Shaping:
                 return _name_both(rule, rival, name)
         for rival, name in rivals:
             self._refuse(rival, _name_both(rival, rule, name))
-        for name in devices:
-            problem = self._move_in(rule, name)
-            if problem:
-                return problem
+        full = self._fill(rule, devices)
+        if len(full) == len(devices):
+            self._give_way(rule, {rival.id: rival for rival, _ in rivals})
+            return full[devices[0]]
+        lost = " ".join(filter(None, (lost, *_say_full(full))))
         told = " ".join(filter(None, (lost, way.note)))
         if told:
             self._notes[rule.id] = Note(told, degraded=bool(lost))
         self._look_past(rule)
         return None
+
+    def _fill(self, rule: Rule, devices: tuple[str, ...]) -> dict[str, str]:
+        """Move in where there is room, first where most leaves; returns why there is none on others."""
+        default = read_table(self.facts.topology, rule.family).default
+        problems = {}
+        for name in sorted(devices, key=lambda each: (each not in default, each != INGRESS_DEVICE)):
+            problem = self._move_in(rule, name)
+            if problem is not None:
+                problems[name] = problem
+        if problems:
+            self._cramped[rule.id] = problems
+        return problems
+
+    def _give_way(self, rule: Rule, rivals: Mapping[int, Rule]) -> None:
+        """Let those back whom a rule has driven out that has no room itself."""
+        self._move_out(rule)
+        for _, rival in sorted(rivals.items()):
+            self.put(rival)
+
+    def find_growing(self) -> set[int]:
+        """The rules that are held on some of their devices, and for which others of them have room now; by ids."""
+        new = self._numbers.has_room("tc root", _ROOTS)
+        return {
+            rule_id
+            for rule_id, full in self._cramped.items()
+            if any(self._has_room(rule_id, name) for name in full if new or name in self._devices)
+        }
+
+    def _has_room(self, rule_id: int, name: str) -> bool:
+        rule = self._rules[rule_id]
+        if self._move_in(rule, name) is not None:
+            return False
+        self._leave(rule, *self._homes[rule.id].pop())
+        return True
 
     def _look_past(self, rule: Rule) -> None:
         """Note by which devices the rule misses something, or, of one that names its device, that another need not."""
@@ -221,6 +260,7 @@ class Shaping:
 
     def _forget(self, rule: Rule) -> None:
         self._notes.pop(rule.id, None)
+        self._cramped.pop(rule.id, None)
         self._bypasses.pop(rule.id, None)
         about = rule.target, rule.direction
         named = self._named.get(about, {})
@@ -316,24 +356,33 @@ class Shaping:
         return find_lane(rule, device, self.facts)
 
     def _move_in(self, rule: Rule, name: str) -> str | None:
+        """Take a place on a device; returns why there is none, and then the rule has not come."""
         device = self._open(name)
         if device is None:
             return (
                 f"netlimit shapes on {len(_ROOTS)} devices already, the most there can be. Name in `interface` the one "
                 "that matters."
             )
+        self._enter(rule, device)
+        lane = self._homes[rule.id][-1][1]
+        problem = self._find_crowd(device, device.lanes[lane], rule) if lane is not None else None
+        if problem is not None:
+            self._leave(rule, *self._homes[rule.id].pop())
+        return problem
+
+    def _enter(self, rule: Rule, device: _Device) -> None:
+        name = device.name
         lane = None if is_cap(rule, name) else self._lane_of(rule, name)
         self._homes.setdefault(rule.id, []).append((device, lane))
         if lane is None:
             device.cap = rule
-            return None
+            return
         traffic = device.lanes.get(lane)
         if traffic is None:
             traffic = device.lanes[lane] = Traffic(lane, device.branches, self._numbers)
         traffic.enter(rule)
         device.homes.setdefault(lane, Counter())[self._home(rule, name)] += 1
         device.subnets += _is_subnet(rule)
-        return self._find_crowd(device, traffic, rule)
 
     def _find_crowd(self, device: _Device, traffic: Traffic, rule: Rule) -> str | None:
         if device.hosts > MOST_HOSTS:
@@ -369,12 +418,15 @@ class Shaping:
 
     def _move_out(self, rule: Rule) -> None:
         for device, lane in self._homes.pop(rule.id, ()):
-            if lane is None:
-                device.cap = None
-            else:
-                device.lanes[lane].leave(rule)
-                device.homes[lane] -= Counter([self._home(rule, device.name)])
-                device.subnets -= _is_subnet(rule)
+            self._leave(rule, device, lane)
+
+    def _leave(self, rule: Rule, device: _Device, lane: Lane | None) -> None:
+        if lane is None:
+            device.cap = None
+        else:
+            device.lanes[lane].leave(rule)
+            device.homes[lane] -= Counter([self._home(rule, device.name)])
+            device.subnets -= _is_subnet(rule)
 
     def _open(self, name: str) -> _Device | None:
         device = self._devices.get(name)
@@ -382,7 +434,7 @@ class Shaping:
             number = self._numbers.take("tc root", name, _ROOTS)
             if number is None:
                 return None
-            branches = Branches(FIRST_ROOT - 1 + 2 * number, self.facts.hz, self._leaf, self._room_of(name))
+            branches = Branches(_root_handle(number), self.facts.hz, self._leaf, self._room_of(name))
             device = self._devices[name] = _Device(name, number, branches)
         return device
 
@@ -671,6 +723,11 @@ _PASSING = (
 )
 
 
+def _root_handle(number: int) -> int:
+    """The handle of the root qdisc of the device that has this number."""
+    return FIRST_ROOT - 1 + 2 * number if number <= _EVEN_ROOTS else FIRST_ROOT + 2 * (number - _EVEN_ROOTS - 1)
+
+
 def _marks(lane: Lane) -> str:
     return f"{SEEN}{lane.digest}"
 
@@ -697,6 +754,18 @@ def _name_both(rule: Rule, rival: Rule, device: str) -> str:
         f"On {device} a packet would belong to this rule and to {name}, `{rival}`; it can wait in one queue only. Name "
         "different devices in `interface`, or ports or targets that do not meet."
     )
+
+
+def _say_full(full: Mapping[str, str]) -> Iterator[str]:
+    """What is not held on the devices where there is no room, by why there is none."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in full.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        away = sorted(name for name in names if name != INGRESS_DEVICE)
+        missed = [f"leaves by {name_some(away, _MOST_NAMED)}"] if away else []
+        missed += ["ends on this host"] if len(away) < len(names) else []
+        yield f"What {' or '.join(missed)} is not shaped: {why}"
 
 
 def _say_received(home: Target, device: str) -> Note:

@@ -97,6 +97,37 @@ def test_a_cap_holds_the_queues_of_hosts_that_join(gateway: Gateway, lab: Lab) -
     assert megabits(report, *both, after=left + 0.5, during=1.5).is_about(3)
 
 
+TUNNELS = 300
+
+
+@contextmanager
+def many_tunnels(lab: Lab) -> Iterator[None]:
+    """The gateway has more devices with networks behind them than there are handles for."""
+    names = [f"tun{number}" for number in range(TUNNELS)]
+    made = [f"link add {name} type veth peer name p{name}" for name in names] + [
+        f"link set {name} up" for name in names
+    ]
+    given = [f"addr add 10.{30 + at // 200}.{at % 200}.1/24 dev {name}" for at, name in enumerate(names)]
+    try:
+        lab.gateway.ip(*made, *given)
+        yield
+    finally:
+        lab.gateway.ip(*(f"link del {name}" for name in names))
+
+
+def test_more_devices_than_there_are_handles_for_keep_nobody_from_being_shaped(gateway: Gateway, lab: Lab) -> None:
+    (rule,) = gateway.put(shape(HOST, direction="from"))
+    with many_tunnels(lab):
+        told = gateway.wait_for_state(rule, State.DEGRADED)
+        assert re.search(r"What leaves by tun\d+, .* and 4\d more is not shaped: netlimit shapes on 255 devices", told)
+        with streams.receive(lab.server) as receiver, offer(lab.client, "", HOST, megabits=4, seconds=4) as sender:
+            sender.report()
+        assert megabits(receiver.report(), HOST, after=0.5, during=3).is_about(1)
+        assert len(re.findall(r"htb 6e\w\w: ", lab.gateway.run("tc", "qdisc").stdout)) == 255
+    gateway.wait_for_state(rule, State.APPLIED)
+    assert gateway.drift().steps == ()
+
+
 MERGED = f"""
 import socket, time
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -155,7 +155,7 @@ class Gateway:
         self.retry()
 
     def retry(self) -> None:
-        for number in sorted(self.compilation.problems):
+        for number in sorted({*self.compilation.problems, *self.compilation.shaping.find_growing()}):
             self.compilation.put(self.rules[number])
 
     def restart(self) -> None:

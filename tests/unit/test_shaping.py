@@ -16,6 +16,7 @@ from netlimit.packet import Packet
 from netlimit.plan import WriteIngress, WriteTree, diff
 from netlimit.routing import find_way
 from netlimit.rules import Rule, parse_rule
+from netlimit.several import name_some
 from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS, Note
 from netlimit.state import Entry, State
 from netlimit.traffic import SHARD_HOSTS
@@ -31,8 +32,9 @@ from netlimit.tree import (
     Route,
     Topology,
     classid,
+    is_ours,
 )
-from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, Gateway, gateway_facts, is_host, shape
+from tests.unit.shapes import HOME, NEAR, UPLINKS, WITHOUT_WAN, Gateway, gateway_facts, is_host, shape
 from tests.unit.strategies import NOW
 
 
@@ -738,6 +740,64 @@ def test_what_is_shaped_moves_to_where_it_leaves_now() -> None:
 
 
 # -- how many -------------------------------------------------------------------------------------------------------
+
+
+def many_uplinks(count: int) -> Facts:
+    """A gateway with a LAN and so many tunnels; the default route lies by the last of them."""
+    tunnels = [f"ppp{number}" for number in range(count)]
+    devices = {name: Device(10 + at, True) for at, name in enumerate(tunnels)}
+    routes = [Route(f"10.{100 + at // 250}.{at % 250}.0/24", (name,), True) for at, name in enumerate(tunnels)]
+    away = (Route("0.0.0.0/0", (tunnels[-1],)), Route("::/0", (tunnels[-1],)))
+    return replace(gateway_facts, topology=Topology({"lan": Device(2, True), **devices}, (*NEAR, *routes, *away)))
+
+
+def test_each_device_that_has_one_of_the_handles_is_shaped() -> None:
+    made = gateway(shape(1, "10.1.0.2", direction="from"), facts=many_uplinks(200))
+    assert made.compilation.shaping.notes[1].degraded is False
+    assert len(made.kernel.trees) == 201, "and what ends here"
+    handles = {tree.handle for tree in made.kernel.trees.values()}
+    assert len(handles) == 201
+    assert all(is_ours(handle) for handle in handles)
+
+
+def test_a_rule_for_more_devices_than_there_are_handles_holds_where_there_are_and_names_the_rest() -> None:
+    made = gateway(shape(1, "10.1.0.2", direction="from"), facts=many_uplinks(300))
+    assert made.compilation.problems == {}
+    held = made.kernel.trees.keys()
+    assert len(held) == 255
+    assert {INGRESS_DEVICE, "ppp299"} <= held, "what most leaves by, and what ends here, come first"
+    note = made.compilation.shaping.notes[1]
+    assert note.degraded
+    missed = sorted({f"ppp{number}" for number in range(300)} - held)
+    assert f"What leaves by {name_some(missed, 4)} is not shaped: netlimit shapes on 255 devices already" in note.text
+
+
+def test_a_rule_of_which_some_devices_are_full_is_held_on_them_too_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("netlimit.shaping._ROOTS", range(1, 3))
+    first = shape(1, "10.1.0.2", interface="lan"), shape(2, "192.0.2.7", interface="wan")
+    made = gateway(first[0], shape(3, "10.1.0.3", direction="from"))
+    assert made.kernel.trees.keys() == {"lan", "wan"}
+    assert made.compilation.shaping.notes[3].degraded
+    assert waits(made, "192.0.2.7", "10.1.0.3") == 3
+    change(made, drop=[1])
+    assert made.kernel.trees.keys() == {"wan"}, "the kernel held a tree of this handle until now"
+    change(made)
+    assert made.kernel.trees.keys() == {INGRESS_DEVICE, "wan"}
+    assert 3 not in made.compilation.shaping.notes
+    change(made, first[0])
+    assert made.compilation.problems.keys() == {1}, "it came later"
+
+
+def test_a_rule_that_is_refused_leaves_its_handles_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping._ROOTS", range(1, 3))
+    monkeypatch.setattr("netlimit.shaping.MOST_BUDGETS", 0)
+    made = gateway(shape(1, "10.1.0.0/24", per="target", direction="from"))
+    assert made.compilation.problems.keys() == {1}
+    change(made, shape(2, "10.1.0.2"), shape(3, "192.0.2.7"))
+    assert made.compilation.problems.keys() == {1}
+    assert made.kernel.trees.keys() == {"lan", "wan"}
 
 
 def test_no_more_hosts_than_a_device_has_handles_for(monkeypatch: pytest.MonkeyPatch) -> None:
