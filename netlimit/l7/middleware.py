@@ -23,7 +23,7 @@ from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.headers import USUAL, Family, Fields, make_headers
 from netlimit.l7.holding import Holding
 from netlimit.l7.identity import EXTRACTORS, Extractor, take_fields
-from netlimit.l7.limit import Limit, parse_limit, read_weight
+from netlimit.l7.limit import Limit, parse_limit
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import ClientGone, Listener, Message, Receive
 from netlimit.l7.pressure import Pressure
@@ -34,6 +34,7 @@ from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
 from netlimit.l7.targets import Ambiguous, find_meanings, find_sent, is_ambiguous, is_plain, take_path
+from netlimit.l7.weights import Weigh, find_weight
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -57,9 +58,10 @@ class RateLimit:
 
     `extract` adds extractors to `EXTRACTORS`, or replaces them: `{"remote_address": ClientAddress(["10.0.0.0/8"])}`
     trusts proxies. `exempt` are paths that are not limited, with a `*` at the end all that begin so. `hits` gives the
-    weight of a request. `counters` is where is counted, a store or its URL (`redis://…` is shared by processes).
-    `pressure` is how busy the application is, for elastic limits. `families` are the header fields that responses get.
-    `deferral` keeps what rules with `on_limit: defer` refuse; without one it is refused indeed.
+    weight of a request: it is called for each path that the request may be for, and for HEAD with GET as well, and the
+    largest counts. `counters` is where is counted, a store or its URL (`redis://…` is shared by processes). `pressure`
+    is how busy the application is, for elastic limits. `families` are the header fields that responses get. `deferral`
+    keeps what rules with `on_limit: defer` refuse; without one it is refused indeed.
 
     Raises LimitError for limits that cannot be kept, SettingsError for counters that there are not, or a deferral that
     keeps requests of another domain.
@@ -75,7 +77,7 @@ class RateLimit:
         domain: str = DOMAIN,
         extract: Mapping[str, Extractor] | None = None,
         exempt: Collection[str] = (),
-        hits: Callable[[Scope], int] | None = None,
+        hits: Weigh | None = None,
         counters: str | Store = "memory://",
         pressure: Pressure | None = None,
         families: Collection[Family] = USUAL,
@@ -133,11 +135,11 @@ class RateLimit:
                 listener.close()
 
     async def _limit(self, scope: Scope, listener: Listener, send: Send) -> None:
-        if self._extraction.is_ambiguous(scope):
+        if self._is_ambiguous(scope):
             reason = str(Ambiguous())
             return await _answer(scope, listener.receive, send, 400, write_complaint(400, reason), reason, [])
         descriptors = self._extraction(scope)
-        hits = 1 if self._hits is None else read_weight(self._hits(scope), "A request")
+        hits = 1 if self._hits is None else find_weight(self._hits, scope)
         deferral = self._deferral if scope["type"] == "http" else None
         lines: list[Line] = []
         if deferral is not None:
@@ -229,6 +231,10 @@ class RateLimit:
             if ended:
                 self._ending.set()
                 await self._store.aclose()
+
+    def _is_ambiguous(self, scope: Scope) -> bool:
+        """Whether limits or weights look at the path, and it may mean more than is looked at."""
+        return self._extraction.is_ambiguous(scope) or (self._hits is not None and is_ambiguous(scope["path"]))
 
     def _is_exempt(self, scope: Scope) -> bool:
         """Whether a path is exempt whatever it means: `/static/../login` and `/static/..;/login` are not; nor is one
