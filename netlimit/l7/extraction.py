@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from netlimit.errors import LimitError
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
 from netlimit.l7.methods import HEAD, find_heads, take_for_get
-from netlimit.l7.roots import find_below, is_below
+from netlimit.l7.mounts import Mounts
+from netlimit.l7.roots import APART, add_root, find_apart, find_below, is_below
 from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
 from netlimit.l7.targets import find_meanings, find_sent, is_ambiguous, is_plain
 
@@ -24,12 +25,19 @@ class Extraction:
     Values are told whole, however long a client makes them: a pattern may go on behind its `*`. What counters keep of
     them is short.
     A descriptor of which a value is missing is left out; a path that may mean several things, for what is in it
-    (`find_meanings`) or since it begins with the root path, has descriptors of each, and so has HEAD, which may mean
+    (`find_meanings`) or for root paths, those of `mounts` too, has descriptors of each, and so has HEAD, which may mean
     GET. Raises LimitError if there is no such domain, or if its rules have keys that nothing extracts; rules that come
     later are heeded as far as that goes, and the rest is logged.
     """
 
-    def __init__(self, rules: Callable[[], RuleSet], domain: str, extractors: Mapping[str, Extractor]) -> None:
+    def __init__(
+        self,
+        rules: Callable[[], RuleSet],
+        domain: str,
+        extractors: Mapping[str, Extractor],
+        mounts: Mounts | None = None,
+    ) -> None:
+        self._mounts = mounts
         self._rules = rules
         self._domain = domain
         self._extractors = extractors
@@ -42,12 +50,15 @@ class Extraction:
         """The descriptors of a request."""
         rules = self._heed_rules()
         values: dict[str, str | None] = {}
+        told = add_root(scope if self._mounts is None else self._mounts.take_roots(scope))
+        if told["path"] is not scope["path"] and self._extractors.get(PATH_KEY) is path:
+            values[PATH_KEY] = path(told)
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
-        if not is_plain(scope["path"]) or scope.get("root_path"):
-            descriptors += self._find_others(values, scope)
+        if not is_plain(scope["path"]) or told.get("root_path") or APART in told:
+            descriptors += self._find_others(values, told)
         if values.get(METHOD_KEY) == HEAD:
             descriptors += [take_for_get(descriptors[place]) for place in find_heads(descriptors)]
-        if scope.get("root_path"):
+        if told.get("root_path"):
             below = {(~each.besides, _list_keys(each)): each for each in descriptors if each.besides < 0}
             if below:
                 return [each for each in descriptors if not self._yields(rules, each, below)]
@@ -137,14 +148,15 @@ def _list_keys(descriptor: Descriptor) -> tuple[str, ...]:
 
 def _list_meanings(scope: Scope) -> Iterator[tuple[int, str]]:
     """What the path may mean besides what the whole says first, each with the number that descriptors have of it:
-    applications differ about what is in it (`find_meanings`), and about the root path (`find_below`). Only below one
-    that is there for certain it is another name of the same."""
+    applications differ about what is in it (`find_meanings`), and about the root path (`find_below`, `find_apart`).
+    Only below one that is there for certain it is another name of the same."""
     told = find_meanings(scope["path"], find_sent(scope))
     yield from [*enumerate(told)][1:]
-    renames = is_below(scope)
-    for reading, below in enumerate(find_below(scope)):
+    renames, found = is_below(scope), find_below(scope)
+    for reading, below in enumerate(found):
         if below not in told[reading:][:1]:
             yield (~reading if renames else len(told) + reading), below
+    yield from enumerate(find_apart(scope), len(told) + len(found))
 
 
 def choose_address(extractors: Mapping[str, Extractor]) -> Extractor:

@@ -26,6 +26,7 @@ from netlimit.l7.identity import EXTRACTORS, Extractor, take_fields
 from netlimit.l7.limit import Limit, parse_limit
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import ClientGone, Listener, Message, Receive
+from netlimit.l7.mounts import Mounts
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_complaint, write_problem
 from netlimit.l7.queueing import Queues
@@ -97,7 +98,8 @@ class RateLimit:
         self._app = app
         self._store = open_counters(counters) if isinstance(counters, str) else counters
         told = extractors if deferral is None else remember(extractors)
-        self._extraction = Extraction(rules, self._domain, told)
+        self._mounts = Mounts(app)
+        self._extraction = Extraction(rules, self._domain, told, self._mounts)
         self._revision = Revision(rules, self._extraction)
         self._find_address = choose_address(extractors)
         self._rules = rules
@@ -123,8 +125,8 @@ class RateLimit:
             await self._live(scope, receive, send)
         elif kind not in ("http", "websocket") or self._is_exempt(scope):
             await self._app(scope, receive, send)
-        elif kind == "http" and deferral is not None and deferral.is_asked(scope):
-            await deferral.report(scope, send)
+        elif kind == "http" and deferral is not None and deferral.is_asked(self._mounts.take_roots(scope)):
+            await deferral.report(self._mounts.take_roots(scope), send)
         else:
             listener = Listener(receive)
             try:
@@ -139,7 +141,7 @@ class RateLimit:
             reason = str(Ambiguous())
             return await _answer(scope, listener.receive, send, 400, write_complaint(400, reason), reason, [])
         descriptors = self._extraction(scope)
-        hits = 1 if self._hits is None else find_weight(self._hits, scope)
+        hits = 1 if self._hits is None else find_weight(self._hits, self._mounts.take_roots(scope))
         deferral = self._deferral if scope["type"] == "http" else None
         lines: list[Line] = []
         if deferral is not None:
@@ -181,6 +183,7 @@ class RateLimit:
         if not verdict.allowed:
             return await answer(verdict)
         told, wait = (self._domain, descriptors, partial(keep, counts=True), answer, hits), verdict.retry_after
+        scope = self._mounts.take_roots(scope)
         return await deferral.accept(scope, listener.receive, send, line, *told, wait, address)
 
     async def _pass(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:

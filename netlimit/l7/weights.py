@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from netlimit.l7.limit import read_weight
 from netlimit.l7.methods import HEAD, read_method
-from netlimit.l7.roots import find_below
+from netlimit.l7.roots import add_root, find_apart, find_below
 from netlimit.l7.targets import find_meanings, find_sent
 
 Scope = MutableMapping[str, Any]
@@ -34,7 +34,9 @@ def _list_readings(scope: Scope) -> Iterator[Scope]:
 
 def _list_paths(scope: Scope) -> Iterator[Scope]:
     yield scope
-    meanings = dict.fromkeys([*find_meanings(scope["path"], find_sent(scope)), *find_below(scope)])
+    whole = add_root(scope)
+    found = [*find_meanings(whole["path"], find_sent(whole)), *find_below(whole), *find_apart(whole)]
+    meanings = dict.fromkeys(found)
     meanings.pop(scope["path"], None)
     for path in meanings:
         yield {**scope, "path": path, "raw_path": quote(path, errors="replace").encode()}

@@ -1,0 +1,82 @@
+"""Applications around which the middleware stands, and what is mounted in them: they may give themselves a root path,
+of which nothing is told before they are called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from netlimit.l7.roots import APART, find_root
+
+_Scope = TypeVar("_Scope", bound=Mapping[str, Any])
+_WITHIN = "app", "_app"
+"""How middlewares name what they are around: Starlette's and most others', and RateLimit."""
+_DEEPEST = 32
+"""So many applications within one another are looked at."""
+
+
+class Mounts:
+    """The root paths that an application, what it wraps and what is mounted in it give themselves. They are looked for
+    with the first request, and asked for theirs with each."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._sole: Any = None
+        """That which each request comes to, and which puts its own root path in place of any (FastAPI)."""
+        self._rooted: list[Any] | None = None
+
+    def take_roots(self, scope: _Scope) -> _Scope:
+        """A request with the root path that the application puts in place of the server's. Those that it may have by
+        others, if it comes to them, stand beside that."""
+        if self._rooted is None:
+            self._rooted = self._look()
+        if not self._rooted:
+            return scope
+        own = _read_root(self._sole) or scope.get("root_path") or ""
+        given = dict.fromkeys(filter(None, map(_read_root, self._rooted)))
+        given.pop(own, None)
+        if given or own != scope.get("root_path", ""):
+            return cast(_Scope, {**scope, "root_path": own, APART: tuple(given)})
+        return scope
+
+    def _look(self) -> list[Any]:
+        innermost = [*_list_wrapped(self._app)][-1]
+        self._sole = innermost if _puts_its_own(innermost) else None
+        return [each for each in _list_within(self._app) if _has_root(each)]
+
+
+def _list_wrapped(app: Any) -> Iterator[Any]:
+    """An application, and what it wraps."""
+    for _ in range(_DEEPEST):
+        yield app
+        app = next((found for name in _WITHIN if (found := getattr(app, name, None)) is not None), None)
+        if app is None:
+            return
+
+
+def _list_within(app: Any, deepest: int = _DEEPEST) -> Iterator[Any]:
+    """The same, and what is mounted in any of these."""
+    for each in _list_wrapped(app):
+        yield each
+        routes = getattr(each, "routes", None)
+        if isinstance(routes, Sequence) and deepest:
+            for route in routes:
+                if (mounted := getattr(route, "app", None)) is not None:
+                    yield from _list_within(mounted, deepest - 1)
+
+
+def _has_root(app: Any) -> bool:
+    """Whether an application has a root path, or may be given one; Flask and Quart, which know what package they were
+    imported from, call the directory of that so."""
+    return isinstance(getattr(app, "root_path", None), str) and not hasattr(app, "import_name")
+
+
+def _read_root(app: Any) -> str:
+    root = getattr(app, "root_path", "")
+    return root if isinstance(root, str) and find_root({"root_path": root}).startswith("/") else ""
+
+
+def _puts_its_own(app: Any) -> bool:
+    fastapi = sys.modules.get("fastapi")
+    return fastapi is not None and isinstance(app, fastapi.FastAPI)

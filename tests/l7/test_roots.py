@@ -1,0 +1,259 @@
+"""Limits of paths hold below root paths, whoever gives them: the server, the application itself, or what is in it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Mount
+
+from netlimit.l7.deferral.deferral import Deferral
+from netlimit.l7.document import parse_document
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.middleware import RateLimit
+from netlimit.l7.rules import RuleSet
+from tests.l7.asking import ask, hello
+from tests.l7.leaping import leaping_clock, run
+
+DOCUMENT = """
+domain: app
+descriptors:
+  - {key: path, value: /login, rate_limit: {unit: minute, requests_per_unit: 1}}
+  - {key: path, value: /api/old, rate_limit: {unit: minute, requests_per_unit: 1}}
+"""
+ANY = """
+domain: app
+descriptors:
+  - {key: path, rate_limit: {name: general, unit: minute, requests_per_unit: 1}}
+  - {key: path, value: /exempt}
+  - {key: path, value: /orders, rate_limit: {unit: minute, requests_per_unit: 9, replaces: [{name: general}]}}
+"""
+
+
+def limited(app: Any, text: str = DOCUMENT, **others: Any) -> RateLimit:
+    rules = RuleSet({"app": parse_document(text).root})
+    return RateLimit(app, limits=lambda: rules, counters=MemoryStore(leaping_clock()), **others)
+
+
+def make_site(root_path: str = "") -> FastAPI:
+    """Its root path is what `FastAPI(root_path=…)` makes of it, which warns that servers should be told."""
+    site = FastAPI()
+    site.root_path = root_path
+
+    @site.get("/login")
+    @site.get("/old")
+    @site.get("/exempt")
+    @site.get("/orders")
+    @site.get("/other")
+    async def answer() -> str:
+        return "in"
+
+    return site
+
+
+async def ask_paths(app: Any, *paths: str, **others: Any) -> list[int | None]:
+    return [(await ask(app, path, **others)).status for path in paths]
+
+
+LOGINS = "/login", "/api/login", "/api/login\n", "/login"
+
+
+def test_the_root_path_that_an_application_gives_itself_is_taken_away_around_it_too() -> None:
+    async def main() -> None:
+        app = limited(make_site(root_path="/api"))
+        assert await ask_paths(app, *LOGINS) == [200, 429, 429, 429]
+        assert await ask_paths(app, "/other", "/api/other", "/other") == [200] * 3
+
+    run(main())
+
+
+def test_also_through_what_is_around_it() -> None:
+    async def main() -> None:
+        site = limited(CORSMiddleware(make_site(root_path="/api")), "domain: app\ndescriptors: [{key: path}]")
+        assert await ask_paths(limited(site), *LOGINS) == [200, 429, 429, 429]
+
+    run(main())
+
+
+def test_one_that_it_is_given_later_holds_from_then_on() -> None:
+    async def main() -> None:
+        site = make_site()
+        app = limited(site)
+        assert await ask_paths(app, "/login", "/api/login") == [200, 404]
+        site.root_path = "/api"
+        assert await ask_paths(app, "/api/login") == [429]
+
+    run(main())
+
+
+@pytest.mark.parametrize("where", ["/", ""])
+def test_what_is_mounted_may_give_itself_one(where: str) -> None:
+    async def main() -> None:
+        within = Mount(where, CORSMiddleware(make_site(root_path="/api")))
+        assert await ask_paths(limited(Starlette(routes=[within])), *LOGINS) == [200, 429, 429, 429]
+        rules = RuleSet({"app": parse_document(DOCUMENT).root})
+        site = Starlette(
+            routes=[within],
+            middleware=[Middleware(RateLimit, limits=lambda: rules, counters=MemoryStore(leaping_clock()))],
+        )
+        assert await ask_paths(site, *LOGINS) == [200, 429, 429, 429]
+
+    run(main())
+
+
+class Rooted:
+    """A middleware that says where an application is."""
+
+    def __init__(self, app: Any, root_path: str) -> None:
+        self.app = app
+        self.root_path = root_path
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app({**scope, "root_path": self.root_path}, receive, send)
+
+
+def test_a_middleware_may_give_one() -> None:
+    async def main() -> None:
+        assert await ask_paths(limited(Rooted(make_site(), "/api")), *LOGINS) == [200, 429, 429, 429]
+        served = limited(Rooted(make_site(), "/other"))
+        assert await ask_paths(served, "/login", "/api/login", root_path="/api") == [200, 429]
+
+    run(main())
+
+
+def test_a_directory_is_no_root_path() -> None:
+    """Flask and Quart call so where the application's files are."""
+
+    class Site:
+        import_name, root_path = "site", "/app"
+
+        async def __call__(self, *told: Any) -> None:
+            await hello(*told)
+
+    async def main() -> None:
+        assert await ask_paths(limited(Site()), "/login", "/app/login", "/login") == [200, 200, 429]
+
+    run(main())
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("before", ["", "/api"])
+def test_rules_for_any_path_mean_those_of_the_routes(own: bool, before: str) -> None:
+    """And exceptions hold by both names."""
+
+    async def main() -> None:
+        app = limited(make_site(root_path="/api") if own else make_site(), ANY)
+        paths = [f"{before}/{name}" for name in ("exempt", "exempt", "orders", "orders", "other", "other")]
+        root = "" if own else "/api"
+        assert await ask_paths(app, *paths, root_path=root) == [200] * 5 + [429]
+        assert await ask_paths(app, "/other", "/api/other", root_path=root) == [429] * 2
+
+    run(main())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_limit_by_the_whole_path_holds_where_a_server_or_proxy_leaves_the_root_path_out(own: bool) -> None:
+    """Hypercorn hands on what was sent, and applications serve that with the root path and without it."""
+
+    async def main() -> None:
+        app = limited(make_site(root_path="/api") if own else make_site())
+        root = "" if own else "/api"
+        assert await ask_paths(app, "/old", "/api/old", "/old\n", "/x/../old", root_path=root) == [200, 429, 429, 429]
+
+    run(main())
+
+
+def test_a_key_of_ones_own_sees_the_path_as_it_is() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def find(scope: Any) -> str:
+        seen.append((scope["path"], scope["root_path"]))
+        return "one"
+
+    async def main() -> None:
+        app = RateLimit(make_site(root_path="/api"), "1/minute", key=find, counters=MemoryStore(leaping_clock()))
+        await ask(app, "/login")
+
+    run(main())
+    assert seen == [("/login", "")]
+
+
+def test_weights_go_by_it_too() -> None:
+    async def main() -> None:
+        for site in (make_site(root_path="/api"), Starlette(routes=[Mount("/", make_site(root_path="/api"))])):
+            for path in ("/login", "/api/login"):
+                app = RateLimit(
+                    site,
+                    "10/minute",
+                    hits=lambda scope: 10 if scope["path"] == "/login" else 1,
+                    counters=MemoryStore(leaping_clock()),
+                )
+                assert await ask_paths(app, path, "/other") == [200, 429], path
+        whole = RateLimit(
+            make_site(root_path="/api"),
+            "10/minute",
+            hits=lambda scope: 10 if scope["path"] == "/api/login" else 1,
+            counters=MemoryStore(leaping_clock()),
+        )
+        assert await ask_paths(whole, "/login", "/other") == [200, 429]
+
+    run(main())
+
+
+DEFERRING = """
+domain: app
+descriptors:
+  - {key: path, value: /login, rate_limit: {unit: hour, requests_per_unit: 1}, on_limit: defer}
+"""
+
+
+def test_what_is_deferred_is_told_of_below_it(tmp_path: Any) -> None:
+    async def main() -> None:
+        kept = Deferral(f"sqlite://{tmp_path}/deferred.db")
+        app = limited(make_site(root_path="/api"), DEFERRING, deferral=kept)
+        assert await ask_paths(app, "/login") == [200]
+        answer = await ask(app, "/api/login")
+        location = answer.headers["location"]
+        assert (answer.status, location.startswith("/api/.netlimit/deferred/")) == (202, True)
+        for path in (location, location.removeprefix("/api")):
+            assert (await ask(app, path)).json()["state"] == "waiting"
+        await kept.stop()
+
+    run(main())
+
+
+@contextmanager
+def serving(app: Any, **settings: Any) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none", **settings))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "expected"),
+    [
+        ("", "/api", [200, 429, 429]),
+        ("/api", "", [200, 404, 429]),  # uvicorn puts it before what was sent
+        ("/api", "/api", [200, 404, 429]),
+        ("", "", [200, 404, 429]),
+    ],
+)
+def test_behind_uvicorn(given: str, own: str, expected: Sequence[int]) -> None:
+    with serving(limited(make_site(root_path=own)), root_path=given) as url:
+        assert [httpx.get(url + path).status_code for path in ("/login", "/api/login", "/login%0a")] == expected
