@@ -1,4 +1,4 @@
-"""The headers that mean something here: ETag and If-Match (RFC 9110), Prefer (RFC 7240)."""
+"""The headers that mean something here: ETag, If-Match, If-None-Match (RFC 9110), Prefer (RFC 7240)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def etag(kept: Rule | LimitDocument) -> str:
     return f'"{kept.revision}"'
 
 
-def expect_revision(if_match: str | None, rule: Rule) -> int | None:
-    """The revision at which the rule must be when it is changed; None if any will do. Raises Stale."""
-    expected = read_if_match(if_match, rule)
+def expect_revision(if_match: str | None, rule: Rule, if_none_match: str | None = None) -> int | None:
+    """The revision at which the rule must be when it is changed; None if any will do. Raises Stale, always where there
+    was to be none (`If-None-Match: *`)."""
+    expected = read_if_match(if_match, rule) if if_none_match is None else ABSENT
     if expected not in (None, rule.revision):
         raise Stale(rule.id, expected or 0, rule.revision)
     return expected

@@ -21,7 +21,7 @@ from netlimit.store import LimitDocument, LimitHead, NoDocument, Store
 from . import bodies, schemas
 from .auth import CallerOf
 from .context import StoreOf, no_query
-from .headers import IfMatch, IfNoneMatch, etag, read_if_match, read_preconditions, write_warnings
+from .headers import IfMatch, IfNoneMatch, etag, read_preconditions, write_warnings
 from .openapi import body_of
 from .problems import Problem, responses
 from .representation import write_time
@@ -130,11 +130,14 @@ async def put_limits(
     dependencies=[Depends(no_query)],
     responses={204: {"description": "The domain has no limits."}, **responses(401, 403, 404, 412, 422, 503)},
 )
-def remove_limits(domain: Domain, caller: CallerOf, store: StoreOf, if_match: IfMatch = None) -> Response:
+def remove_limits(
+    domain: Domain, caller: CallerOf, store: StoreOf, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+) -> Response:
     """Remove the limits of a domain: the limiter admits what is asked of it, unless files say otherwise. An
     open window of confirmation, which does not undo it, is told by the header `Warning`."""
     kept = find_kept(store, domain)
-    store.remove_limits(domain, caller.actor, datetime.now(UTC), read_if_match(if_match, kept))
+    expected = read_preconditions(if_match, if_none_match, kept)
+    store.remove_limits(domain, caller.actor, datetime.now(UTC), expected)
     return Response(status_code=204, headers=write_warnings(store.warn_of_rest(_LIMITS)))
 
 

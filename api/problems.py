@@ -63,7 +63,8 @@ MEANINGS = {
     408: "The body came too slowly.",
     409: "Something is in the way: a rule in force that limits the very same traffic (it is named), a name that is "
     "taken, a window of confirmation that is open, or none that is, a gateway that is alive.",
-    412: "It has changed since: `If-Match` does not name its present revision.",
+    412: "It has changed since: `If-Match` does not name its present revision. Or it is there, and was to be new: "
+    "`If-None-Match: *`.",
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",
     422: "A value is wrong; `field` names it, `detail` says what would be accepted.",

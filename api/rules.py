@@ -23,7 +23,7 @@ from . import bodies, schemas
 from .auth import CallerOf
 from .context import StoreOf, WaitingOf, no_query
 from .cursors import read_cursor, write_cursor
-from .headers import IfMatch, Wait, etag, expect_revision, preference_applied, write_warnings
+from .headers import IfMatch, IfNoneMatch, Wait, etag, expect_revision, preference_applied, write_warnings
 from .lockout import ForceQuery, Lockout, LockoutOf
 from .openapi import body_of, one_rule
 from .preview import preview
@@ -171,13 +171,14 @@ async def replace_rule(
     waiting: WaitingOf,
     wait: Wait,
     if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Put a rule in the place of one that is kept. Fields that are left out go back to their defaults, but for
     `forced_by`."""
     now = datetime.now(UTC)
     before = await run_in_turn(find_kept, store, key)
     rule = read_rule(without_read_only(sent), now)
-    expected = expect_revision(if_match, before.rule)
+    expected = expect_revision(if_match, before.rule, if_none_match)
     judge = lockout.weigh(await run_in_turn(lockout.judge, query.force))
 
     def alter(kept: Rule) -> Rule:
@@ -212,6 +213,7 @@ async def change_rule(
     waiting: WaitingOf,
     wait: Wait,
     if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Change some fields of a rule (JSON merge patch, RFC 7396): what is not named stays, `null` is the default."""
     judge = lockout.weigh(await run_in_turn(lockout.judge, query.force))
@@ -219,7 +221,7 @@ async def change_rule(
 
     def alter(rule: Rule) -> Rule:
         altered = patch(rule, changes, now)
-        expect_revision(if_match, rule)
+        expect_revision(if_match, rule, if_none_match)
         return lockout.claim(with_changes(altered, id=rule.id), query.force, rule)
 
     if query.dry_run:
@@ -245,13 +247,14 @@ async def remove_rule(
     waiting: WaitingOf,
     wait: Wait,
     if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Remove a rule. With `Prefer: wait=5` the kernel has forgotten it, too, when the answer comes in time. Refused for
     one that allows what a rule that was forced would hit. An open window of confirmation, which undoes it, is told by
     the header `Warning`."""
     now = datetime.now(UTC)
     kept = await run_in_turn(find_kept, store, key)
-    expected = expect_revision(if_match, kept.rule)
+    expected = expect_revision(if_match, kept.rule, if_none_match)
     judge = await run_in_turn(lockout.judge, query.force)
     await run_in_turn(store.remove, kept.rule.id, caller.actor, now, expected, judge)
     if wait is not None:

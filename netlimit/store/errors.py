@@ -26,14 +26,20 @@ class NameTaken(Conflict):
     """Another rule bears the name already."""
 
 
+ABSENT = -1
+"""In the place of a revision: there must be nothing."""
+
+
 class Stale(NetlimitError):
-    """The rule has changed since the caller read it; `revision` is the present one."""
+    """The rule has changed since the caller read it; `revision` is the present one, and `expected` the one that was
+    read, or ABSENT."""
 
     def __init__(self, rule_id: int, expected: int, revision: int) -> None:
-        super().__init__(
-            f"Rule {rule_id} has changed meanwhile: it is at revision {revision}, not {expected}. "
-            "Read it again and repeat the change."
-        )
+        now = f"it is at revision {revision}, not {expected}. Read it again and repeat the change."
+        said = f"has changed meanwhile: {now}"
+        if expected == ABSENT:
+            said = f"is there already: it is at revision {revision}, and was to be new."
+        super().__init__(f"Rule {rule_id} {said}")
         self.rule_id = rule_id
         self.revision = revision
 
@@ -52,10 +58,6 @@ class NoDocument(NetlimitError):
     def __init__(self, domain: str) -> None:
         super().__init__(f"The domain {domain!r} has no limits in the database; they may have been removed.")
         self.domain = domain
-
-
-ABSENT = -1
-"""In the place of a revision: there must be nothing."""
 
 
 class DocumentChanged(NetlimitError):

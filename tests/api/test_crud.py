@@ -229,6 +229,24 @@ def test_a_stale_change_is_refused(client: httpx.Client) -> None:
     assert client.delete("/rules/1", headers={"If-Match": '"4"'}).status_code == 204
 
 
+def test_what_is_to_be_new_changes_no_rule_that_is_there(client: httpx.Client) -> None:
+    """RFC 9110, 13.1.2. No rule is made by these methods, so there is none that this lets pass."""
+    etag = client.post("/rules", json=RULE).headers["ETag"]
+    changed = {**RULE, "rate": "300 packets/s"}
+    for method, body in (("PUT", changed), ("PATCH", {"comment": "y"}), ("DELETE", None)):
+        for address in ("/rules/1", "/rules/1?dry_run=true"):
+            if (method, address) == ("DELETE", "/rules/1?dry_run=true"):
+                continue
+            for more in ({}, {"If-Match": etag}, {"If-Match": "*"}):
+                answer = client.request(method, address, json=body, headers={"If-None-Match": "*", **more})
+                assert answer.status_code == 412, (method, address, more, answer.text)
+                assert "it is at revision 1, and was to be new" in answer.json()["detail"]
+        assert client.request(method, "/rules/7", json=body, headers={"If-None-Match": "*"}).status_code == 404
+        unread = client.request(method, "/rules/1", json=body, headers={"If-None-Match": etag})
+        assert (unread.status_code, "*" in unread.json()["detail"]) == (422, True), (method, unread.text)
+    assert client.get("/rules/1").headers["ETag"] == etag
+
+
 def test_the_same_traffic_twice_names_the_other_rule(client: httpx.Client) -> None:
     add(client, name="guests")
     answer = client.post("/rules", json={**RULE, "rate": "300 packets/s"})

@@ -187,6 +187,8 @@ def test_what_is_to_be_new_takes_the_place_of_nothing(client: httpx.Client) -> N
     assert client.get("/limits/auth").text == "domain: auth"
     assert put(client, TEXT, **{"If-None-Match": "*", "If-Match": '"1"'}).status_code == 412
     assert put(client, TEXT, **{"If-None-Match": '"1"'}).status_code == 422
+    assert client.delete("/limits/auth", headers={"If-None-Match": "*"}).status_code == 412
+    assert client.get("/limits/auth").text == "domain: auth"
 
 
 def test_a_dry_run_keeps_nothing(client: httpx.Client, store: Store) -> None:
