@@ -318,7 +318,12 @@ def _give_path(path: Path, user: str, group: str, mode: int) -> None:
         give(descriptor, owner, group_id, mode)
 
 
-_USAGE = "netlimit.custody: PATH USER GROUP MODE, or move FORMER PATH USER"
+def _find_user(word: str) -> int:
+    """A user's id, by the name here, or as it is: the users of an image are not those of who makes it."""
+    return int(word) if word.isdecimal() else pwd.getpwnam(word).pw_uid
+
+
+_USAGE = "netlimit.custody: PATH USER GROUP MODE, or move FORMER PATH USER|ID"
 
 
 def main(words: Sequence[str]) -> None:
@@ -327,7 +332,7 @@ def main(words: Sequence[str]) -> None:
         match words:
             case ["move", former, path, user]:
                 task = f"{former} cannot be moved to {path}"
-                move_directory(Path(former), Path(path), pwd.getpwnam(user).pw_uid)
+                move_directory(Path(former), Path(path), _find_user(user))
             case [path, user, group, mode]:
                 task = f"{path} cannot be given to {user}"
                 _give_path(Path(path), user, group, int(mode, 8))

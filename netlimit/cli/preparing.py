@@ -108,7 +108,8 @@ def _leave_former(user: pwd.struct_passwd) -> None:
     except FileExistsError:
         return  # another part has moved it at this moment
     except OSError as error:
-        typer.echo(f"netlimit: {FORMER_STATE} cannot be moved to {STATE}: {error.strerror}.", err=True)
+        hint = " `scripts/install` moves it within a file system." if error.errno == errno.EXDEV else ""
+        typer.echo(f"netlimit: {FORMER_STATE} cannot be moved to {STATE}: {error.strerror}.{hint}", err=True)
 
 
 def _give_state(directory: int, path: Path, user: pwd.struct_passwd) -> None:

@@ -140,6 +140,55 @@ def test_uninstalling_takes_its_own_drop_ins_with_it(staged: Path) -> None:
     assert list(list_files(staged)) == [f"/{mine.relative_to(staged)}"]
 
 
+MOVING = """
+mount -t tmpfs none /run && mount -t tmpfs none "$0"
+for each in etc var opt usr/local; do
+    mkdir -p "$0/$each.new" "$0/$each.work"
+    mount -t overlay overlay -o "lowerdir=/$each,upperdir=$0/$each.new,workdir=$0/$each.work" "/$each"
+done
+[[ ! -e /run/systemd/system && ! -e /var/lib/netlimit-controller ]]
+install() { scripts/install --no-start --venv "$1" 2>&1; }
+install "$1"
+rmdir /var/lib/netlimit-controller
+command install -d -m 700 -o netlimit-controller -g netlimit /var/lib/netlimit/controller
+echo "what was applied last" >/var/lib/netlimit/controller/applied.db
+sleep 60 </var/lib/netlimit/controller/applied.db &>/dev/null &
+install "$1" >"$0/said"
+grep -F "stays in /var/lib/netlimit/controller, for something has it open (process $!)" "$0/said"
+grep -q applied /var/lib/netlimit/controller/applied.db && [[ ! -e /var/lib/netlimit-controller ]]
+kill $! && ! wait $!
+install "$1"
+grep -q applied /var/lib/netlimit-controller/applied.db && [[ ! -e /var/lib/netlimit/controller ]]
+stat -c "%U %G" /var/lib/netlimit-controller | grep -x "netlimit-controller netlimit"
+mkdir -p /var/lib/netlimit/elsewhere && mv -T /var/lib/netlimit-controller /var/lib/netlimit/elsewhere/controller
+mkdir /var/lib/netlimit/controller && mount --bind /var/lib/netlimit/elsewhere/controller /var/lib/netlimit/controller
+install "$1" >"$0/said"
+grep -F "cannot be moved to /var/lib/netlimit-controller: Device or resource busy" "$0/said"
+grep -F "It stays in use" "$0/said" && grep -q applied /var/lib/netlimit/controller/applied.db
+"""
+
+
+def test_the_copy_is_moved_when_nobody_has_it_open(root: None, tmp_path: Path) -> None:
+    """And where it cannot be, all else is installed."""
+    command = ("unshare", "--mount", "bash", "-xec", MOVING, tmp_path / "changed", ENVIRONMENT)
+    (tmp_path / "changed").mkdir()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert not done.returncode, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_copy_of_an_image_is_moved(staged: Path) -> None:
+    former, present = staged / "var/lib/netlimit/controller", staged / "var/lib/netlimit-controller"
+    present.rename(former)
+    (former / "applied.db").write_text("what was applied last")
+    os.chown(former, 4711, 0)
+    install = ("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
+    assert f"{former} cannot be moved to {present}: It belongs to user 4711." in run(*install)
+    (staged / "etc/passwd").write_text("root:x:0:0::/:\nnetlimit-controller:x:4711:4711::/:\n")
+    run(*install)
+    assert (present / "applied.db").read_text() == "what was applied last"
+    assert not former.exists()
+
+
 def test_another_prefix_is_in_all_files(root: None, tmp_path: Path) -> None:
     run("scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT, "--prefix", "/srv/limits")
     written = [path.read_text() for path in (tmp_path / "etc/systemd").rglob("*.service")]

@@ -45,6 +45,29 @@ def test_an_upgrade_under_traffic_lets_nothing_through_and_loses_nothing(client:
     assert run("systemctl", "--failed", "--no-legend", "--plain").count("netlimit") == 0
 
 
+def test_the_copy_of_an_earlier_version_is_moved_while_nobody_writes_there(client: str, blocked: str) -> None:
+    """The units cannot, to whom each path that they may write is a mount of its own."""
+    former, present = Path("/var/lib/netlimit/controller"), Path("/var/lib/netlimit-controller")
+    units = [f"netlimit-{unit}" for unit in STARTED]
+    run("systemctl", "stop", *units)
+    present.rename(former)
+    run("systemctl", "start", *units)
+    wait_for_ports("api")
+    assert (former / "applied.db").exists()
+    assert not present.exists(), "or this test tests nothing"
+    kept = (former / "applied.db").stat().st_ino
+    with pinging(client, blocked) as refused:
+        run("scripts/install", "--venv", ENVIRONMENT)
+        wait_for_ports("api")
+        wait("netlimit status | grep applied", "the controller of the new netlimit")
+    assert refused.answered == 0
+    assert (present / "applied.db").stat().st_ino == kept
+    assert not former.exists()
+    for unit in STARTED:
+        assert ask(unit, "ActiveState") == "active", unit
+    assert json.loads(run("netlimit", "apply", "--last", "--json"))["revision"]
+
+
 def test_what_is_made_in_a_window_of_confirmation_is_in_force_all_through_an_upgrade(client: str) -> None:
     """The copy for a boot has it not. The guard does not end by itself: systemd kills it soon, and the next goes on."""
     run("netlimit", "apply", "--confirm", "1h")
