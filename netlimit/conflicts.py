@@ -24,6 +24,7 @@ from netlimit.detours import (
     find_translations,
     find_untracked_early,
 )
+from netlimit.duplicates import advise, find_duplicates, say_duplicates
 from netlimit.given import find_given
 from netlimit.publications import Publications, say_published
 from netlimit.published import find_publications
@@ -34,6 +35,8 @@ from netlimit.tree import Diversion
 
 UNKNOWN = "unknown"
 """The name of the finding that tells what could not be found out."""
+COPIED_CHAINS = "copied chains"
+"""The name of the finding about a second copy of ours, which nobody manages."""
 NAMELESS = "devices without a usable name"
 """The name of the finding about devices for which nothing is written."""
 NEARLY = 0.9
@@ -262,6 +265,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_firewalls,
         _find_flushes,
         _find_tables,
+        _find_copied_chains,
         _find_offload,
         _find_classifiers,
         _find_uncounted,
@@ -421,6 +425,11 @@ def _find_tables(report: HostReport) -> Iterator[Finding]:
             "still drop. `iptables -S` shows only one kind.",
             "Look at ours with iptables-legacy, and keep all other rules in one kind.",
         )
+
+
+def _find_copied_chains(report: HostReport) -> Iterator[Finding]:
+    if copied := tuple(find_duplicates(report.nftables)):
+        yield Finding(COPIED_CHAINS, Severity.SERIOUS, say_duplicates(copied), advise(copied), Spoiled.EVERY)
 
 
 def _find_offload(report: HostReport) -> Iterator[Finding]:

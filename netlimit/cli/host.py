@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -228,6 +228,7 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
         raise CommandError(f"The kernel still holds some of netlimit's objects; removing them would be:\n{left}")
     if saved:
         _forget(settings, saved)
+    warnings += _find_copied_chains(kernel)
     text = f"{steps}\nThe kernel holds nothing of netlimit's any more." if steps else "There was nothing to remove."
     say(json, {"steps": list(steps.lines()), "warnings": warnings}, "\n".join([text, *warnings]))
     if not is_told:
@@ -259,6 +260,21 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
         fault = pause_copy(settings, make_pause(datetime.now(UTC)))
         is_told = fault is None or _hangs(fault) or not _complain_of_copy(settings, fault)
         return None, [], is_told
+
+
+def _find_copied_chains(kernel: Kernel) -> list[str]:
+    """Limits that somebody else has loaded, which go on after a teardown. It only advises: whatever hinders the look,
+    that is left to `netlimit doctor`."""
+    from netlimit.conflicts import COPIED_CHAINS, find_conflicts
+
+    with suppress(Exception):
+        found = find_conflicts(kernel.survey(thorough=False))
+        return [
+            f"{each} Then run `netlimit teardown` again: it removes sets that the copy has kept."
+            for each in found
+            if each.name == COPIED_CHAINS
+        ]
+    return []
 
 
 def _find_namesakes(settings: Settings, store: Store) -> list[str]:

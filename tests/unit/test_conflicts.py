@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netlimit.conflicts import Fill, Finding, HostReport, Severity, find_conflicts
+from netlimit.conflicts import Fill, Finding, HostReport, Severity, Spoiled, find_conflicts
 from netlimit.faults import ServiceReport, find_faults
 from netlimit.tree import Diversion
 
@@ -35,6 +35,21 @@ TWIN = """table ip filter {
 	chain FORWARD {
 		type filter hook forward priority filter; policy accept;
 		counter packets 0 bytes 0 drop
+	}
+}
+"""
+DUPLICATE = """table ip mangle {
+	chain INPUT {
+		type filter hook input priority mangle; policy accept;
+		counter packets 0 bytes 0 jump NL-INPUT
+	}
+
+	chain NL-INPUT {
+		counter packets 0 bytes 0 jump NL-G1d521ab726
+	}
+
+	chain NL-G1d521ab726 {
+		counter packets 0 bytes 0 xt target SET
 	}
 }
 """
@@ -262,6 +277,19 @@ def test_a_fault_is_found_with_what_to_do(report: ServiceReport, name: str, seve
 def test_a_service_that_is_well_has_no_faults(listen: str) -> None:
     assert find_faults(replace(SERVICE, listen=listen)) == []
     assert find_faults(replace(SERVICE, listen="192.0.2.1", encrypted=True)) == []
+
+
+@pytest.mark.parametrize(("family", "tool"), [("ip", "iptables-nft"), ("ip6", "ip6tables-nft")])
+def test_a_copy_of_our_chains_that_somebody_has_loaded_is_found(family: str, tool: str) -> None:
+    report = HostReport(nftables=DUPLICATE.replace("table ip ", f"table {family} "))
+    found = [finding for finding in find_conflicts(report) if finding.name == "copied chains"]
+    check(found, "copied chains", Severity.SERIOUS, f"{tool}-save -t mangle | grep -v NL- | {tool}-restore")
+    assert f"{family} mangle (2 chains)" in found[0].what
+    assert found[0].spoils is Spoiled.EVERY
+    left_alone = HostReport(
+        nftables=DUPLICATE.replace("jump NL-INPUT", "accept").replace("jump NL-G1d521ab726", "drop")
+    )
+    assert not [finding for finding in find_conflicts(left_alone) if finding.name == "copied chains"]
 
 
 def test_the_worst_comes_first() -> None:
