@@ -1729,9 +1729,10 @@ class Controller:
     def _pause(self) -> None:
         """Somebody tore down: keep hands off, also what he has left there, and begin anew afterwards."""
         self._compilation, self._in_step, self._paused = None, False, True
-        self._resumed = self._losses = ()
-        if not self._status.paused or not {*self._kept} <= {*self._status.notes}:
-            if not self._kept:
+        if not self._status.paused:  # what is lost from now on is told all the same
+            self._resumed = self._losses = ()
+        if not self._status.paused or not {*self._kept, *self._losses} <= {*self._status.notes}:
+            if not self._kept and not self._status.paused:
                 log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
             self._copying.note_change()
@@ -1932,7 +1933,8 @@ class Controller:
         elif not changes.get("applied_revision", self._status.applied_revision):
             changes |= dict.fromkeys(("enforced", "degraded"), 0)
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by replace
-        self._status = replace(self._status, notes=(*self._status.notes, *self._kept, *self._copying.warnings))
+        lost = (loss for loss in self._losses if loss not in self._status.notes)
+        self._status = replace(self._status, notes=(*self._status.notes, *self._kept, *lost, *self._copying.warnings))
         self._telling.report(self._status)
         self._tell()
 

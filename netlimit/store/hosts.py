@@ -24,7 +24,8 @@ _BOUND = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?|\+Inf")
 
 def report(connection: Connection, status: HostStatus, at: datetime | None = None) -> Reception:
     """Keep what a gateway says of itself, now or `at` a time, all but `paused`, which is not the controller's to
-    say: of one that is paused, and may not have heard of it, is kept that nothing is in force."""
+    say: of one that is paused, and may not have heard of it, is kept that nothing is in force. Who does not go by this
+    database (`refused`) is not paused by it."""
     reporter = select(hosts.c.reporter).where(hosts.c.host == status.host).scalar_subquery()
     pause = select(pauses.c.host).where(pauses.c.host == status.host).scalar_subquery()
     moment, before, pausing = connection.execute(select(moments.now(), reporter, pause)).one()
@@ -57,7 +58,8 @@ def report(connection: Connection, status: HostStatus, at: datetime | None = Non
         "local": list(status.local),
         "refused": status.refused,
     }
-    connection.execute(upsert(connection, hosts), [row | (_NOTHING if pausing is not None else {})])
+    is_paused = pausing is not None and status.refused is None
+    connection.execute(upsert(connection, hosts), [row | (_NOTHING if is_paused else {})])
     return received
 
 
@@ -106,7 +108,7 @@ def _read_report(row: Row[Any]) -> HostStatus:
         host=row.host,
         backend=row.backend,
         applied_revision=row.applied_revision,
-        paused=row.pause is not None,
+        paused=row.pause is not None and row.refused is None,
         hz=row.hz,
         capabilities=_read_map(row.capabilities, str | None),
         own=read_own(row.own, row.host),
@@ -193,10 +195,12 @@ def _read_networks(value: Any, host: str) -> dict[str, tuple[str, ...]]:
 
 def pause(connection: Connection, host: str, paused: bool) -> bool:
     """Tell a gateway's controller to keep its hands off, or to go on; whether that is news. Either way nothing is in
-    force there until it says so: what it said before the teardown must not be believed after the pause."""
+    force there until it says so: what it said before the teardown must not be believed after the pause; nor that it
+    does not go by this database."""
     before = bool(connection.execute(delete(pauses).where(pauses.c.host == host)).rowcount)
     if paused:
         connection.execute(insert(pauses).values(host=host))
+        connection.execute(update(hosts).where(hosts.c.host == host).values(refused=None))
     if paused != before:
         connection.execute(update(hosts).where(hosts.c.host == host).values(_NOTHING))
     return paused != before

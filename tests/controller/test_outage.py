@@ -472,6 +472,30 @@ def test_a_pause_of_another_database_takes_nothing_out_of_force(away: Away) -> N
     assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["drop"], ["accept"]]
 
 
+@pytest.mark.parametrize("begins_anew", [True, False])
+def test_who_goes_by_his_copy_is_not_told_to_be_paused_by_an_older_file(away: Away, begins_anew: bool) -> None:
+    """In which this gateway was torn down; limits are in force since. A teardown that comes now is told."""
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    away.site.store.pause("gw", True)
+    saved = save(away)
+    away.site.store.pause("gw", False, for_good=True)
+    away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    put_back(away, saved)
+    if begins_anew:
+        away.restart()
+    away.run("alone")
+    look(away)
+    assert is_blocked(away) == [True, True, False]
+    assert find_report(away).refused is not None
+    assert (find_report(away).paused, find_report(away).enforced) == (False, 2)
+    assert away.site.store.paused("gw"), "what the file holds stays as it is"
+    away.controller._due["heartbeat"] = 0.0
+    away.site.store.pause("gw", True)
+    assert find_report(away).paused
+
+
 def test_another_database_that_takes_the_place_while_it_runs_is_not_gone_by(away: Away) -> None:
     away.site.add(target="10.0.0.1", action="block")
     away.run()

@@ -290,6 +290,37 @@ def test_a_controller_tells_what_is_lost_besides_rules(pair: Pair, caplog: pytes
     assert caplog.text.count(told) == 1
 
 
+def test_what_is_lost_while_a_gateway_is_paused_is_told_then_and_afterwards(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"))
+    for store in (pair.lagging, pair.asked):
+        store.report(HostStatus(host="gw", backend="fake"))
+        store.pause("gw", True)
+    put(pair.asked, "auth", 2)
+    controller.tick()
+    assert pair.asked.hosts()[0].paused
+
+    def tell() -> list[str]:
+        controller._due["heartbeat"] = 0.0
+        controller.tick()
+        return [note for note in pair.asked.hosts()[0].notes if note.startswith(PREFIX)]
+
+    assert tell() == []
+    pair.fail_over()
+    tell()
+    (told,) = tell()
+    assert tell() == [told], "once"
+    assert caplog.text.count(told) == caplog.text.count("Paused by teardown") == 1
+    pair.asked.pause("gw", False)
+    assert tell() == [told]
+    assert not pair.asked.hosts()[0].paused
+    pair.asked.pause("gw", True)
+    tell()
+    assert controller._losses == (), "a teardown that comes afterwards ends it, as ever"
+
+
 def test_a_loss_of_rules_is_not_told_once_more_for_what_else_is_lost(pair: Pair, tmp_path: Path) -> None:
     with closing(open_replica(tmp_path / "controller", "gw")) as replica:
         controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"), replica=replica)
