@@ -55,6 +55,10 @@ class Listener:
             return await hearing
         return await self._receive()
 
+    def hear_again(self, body: bytes) -> None:
+        """Have a body that has been read to its end come again."""
+        self._heard.appendleft({"type": "http.request", "body": body, "more_body": False})
+
     def close(self) -> None:
         """Listen no more."""
         if self._hearing is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from netlimit.errors import LimitError
 from netlimit.l7.counters import open_counters
-from netlimit.l7.deferral.deferral import Deferral, Line, choose_line, find_lines
+from netlimit.l7.deferral.deferral import Deferral, Line, Unwritten, choose_line, find_lines
 from netlimit.l7.deferral.revision import Revision, remember
 from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.headers import USUAL, Family, Fields, make_headers
@@ -148,7 +148,10 @@ class RateLimit:
             lines = find_lines(self._rules().find_counting(self._domain, descriptors))
             line = await deferral.find_waiting(lines)
             if line is not None:
-                return await self._keep(deferral, scope, listener, send, line, descriptors, hits)
+                try:
+                    return await self._keep(deferral, scope, listener, send, line, descriptors, hits, passes=True)
+                except Unwritten as error:  # who is within the limit does not wait for others then
+                    listener.hear_again(error.body)
         client = self._find_address(scope)  # of whose network the places to wait are
         tell = partial(self._extraction, scope)
         verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait, client, tell=tell)
@@ -171,8 +174,10 @@ class RateLimit:
         line: Line,
         descriptors: Sequence[Descriptor],
         hits: int,
+        passes: bool = False,
     ) -> None:
-        """Keep a request for later, unless a limit refuses it that rejects."""
+        """Keep a request for later, unless a limit refuses it that rejects. Raises Unwritten where it `passes` if it
+        cannot be kept."""
         address = self._find_address(scope)
         keep = partial(self._limiter.keep, self._domain, descriptors, hits, address)
 
@@ -184,7 +189,7 @@ class RateLimit:
             return await answer(verdict)
         told, wait = (self._domain, descriptors, partial(keep, counts=True), answer, hits), verdict.retry_after
         scope = self._mounts.take_roots(scope)
-        return await deferral.accept(scope, listener.receive, send, line, *told, wait, address)
+        return await deferral.accept(scope, listener.receive, send, line, *told, wait, address, passes)
 
     async def _pass(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:
         fields = make_headers(verdict, self._families)

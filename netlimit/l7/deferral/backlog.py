@@ -85,8 +85,22 @@ class BacklogUnavailable(Unkept):
 
     status = 503
 
+    _sentence: ClassVar[str] = "The backlog of deferred requests cannot be asked"
+
     def __init__(self, reason: object) -> None:
-        super().__init__(f"The backlog of deferred requests cannot be asked: {reason}.")
+        super().__init__(f"{self._sentence}: {reason}.")
+
+
+class BacklogUnwritten(BacklogUnavailable):
+    """Nothing can be written to what keeps the requests, for want of room above all: what was to be kept is not."""
+
+    _sentence = "Nothing can be written to the backlog of deferred requests"
+
+    def __init__(self, reason: object, remedy: str = "", lasts: bool = True) -> None:
+        """`remedy` is a sentence for the operator; clients are not told. Unless it `lasts`, a smaller one has room."""
+        super().__init__(reason)
+        self.remedy = remedy
+        self.lasts = lasts
 
 
 class Claim(NamedTuple):
@@ -131,7 +145,7 @@ class Backlog(Protocol):
         ...
 
     async def put(self, request: Deferred) -> None:
-        """Keep a request for good. Raises BacklogFull."""
+        """Keep a request for good. Raises BacklogFull, and BacklogUnwritten where it is certain that it is not kept."""
         ...
 
     async def withdraw(self, request: Deferred) -> bool:
@@ -175,6 +189,10 @@ class Backlog(Protocol):
 
     async def find(self, identity: str) -> Report | None:
         """What has become of a request; None for one that is not known."""
+        ...
+
+    async def check(self) -> None:
+        """Raise BacklogUnwritten if a request could not be put now, as far as that is known without one."""
         ...
 
     async def sweep(self, now: float) -> None:

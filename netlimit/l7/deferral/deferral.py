@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
 from netlimit.errors import SettingsError
-from netlimit.l7.deferral.backlog import Backlog, BacklogUnavailable, Bounds, Unkept
+from netlimit.l7.deferral.backlog import Backlog, BacklogUnavailable, BacklogUnwritten, Bounds, Unkept
 from netlimit.l7.deferral.intake import Intake
+from netlimit.l7.deferral.outage import Outage
 from netlimit.l7.deferral.replay import TRIES, Replayer
 from netlimit.l7.deferral.request import Deferred, Report, keep_headers, make_id
 from netlimit.l7.deferral.sqlite import SqliteBacklog
@@ -88,6 +89,16 @@ def _check_directory(path: Path) -> None:
         )
 
 
+class Unwritten(Unkept):
+    """A request is not kept, since nothing can be written where it was to be. Its body has been read."""
+
+    status = BacklogUnwritten.status
+
+    def __init__(self, error: BacklogUnwritten, body: bytes) -> None:
+        super().__init__(str(error))
+        self.body = body
+
+
 class Deferral:
     """Keeps requests, and replays them once it has been started.
 
@@ -114,6 +125,7 @@ class Deferral:
         self._expires = expires
         self._tries = tries
         self._intake = Intake(self._backlog, largest)
+        self._outage = Outage()
         self._replayer: Replayer | None = None
         self._context = copy_context()
         """What is replayed knows of no client's context, though it may be the first request that has it begin."""
@@ -139,7 +151,7 @@ class Deferral:
                 upstream = AppUpstream(app, state)
             else:
                 raise SettingsError("UPSTREAM", "There is nowhere to replay to: give the URL of an upstream.")
-            self._replayer = Replayer(self._backlog, limiter, upstream, self._tries, revision)
+            self._replayer = Replayer(self._backlog, limiter, upstream, self._tries, revision, self._outage)
         self._context.copy().run(self._replayer.start)
 
     async def stop(self) -> None:
@@ -152,7 +164,9 @@ class Deferral:
 
     async def find_waiting(self, lines: Iterable[Line]) -> Line | None:
         """The first of these lines in which others wait before a request that comes: then it is to wait behind them,
-        though it be within the limit, or what came later would be served earlier."""
+        though it be within the limit, or what came later would be served earlier. None while nothing can be kept."""
+        if self._outage.keeps_nothing:
+            return None
         with suppress(BacklogUnavailable):  # then those within the limit are served all the same
             for line in lines:
                 if await self._backlog.comes_behind(line.key, line.others):
@@ -172,11 +186,12 @@ class Deferral:
         hits: int = 1,
         retry_after: float = 0.0,
         address: str | None = None,
+        passes: bool = False,
     ) -> None:
         """Keep a request and answer 202, or 413 or 429 where it cannot be kept: unread, if that is known before. A
         client that goes before all of its request is here gets nothing, and nothing is kept. What `arrive` refuses is
         not kept, and answered by `refuse`. `address` is whom IP rules are asked about when it is replayed, where
-        descriptors do not tell."""
+        descriptors do not tell. One that `passes` where nothing can be kept is not answered then: raises Unwritten."""
         if not _find_raw(scope).startswith(b"/"):  # behind the upstream's name it could make another of it
             return await _decline(scope, receive, send, 400, "The request is for no path, and is not kept.")
         request = self._make_request(scope, line, domain, tuple(descriptors), hits, address)
@@ -185,6 +200,10 @@ class Deferral:
             refusal = await self._keep(request, scope, receive, arrive)
         except ClientGone:
             return None
+        except Unwritten as error:
+            if passes:
+                raise
+            status, sentence = error.status, str(error)
         except Unkept as error:
             status, sentence = error.status, str(error)
         else:
@@ -231,7 +250,12 @@ class Deferral:
         """Keep a request with its body, of which nothing is at hand any more afterwards."""
         async with self._intake.read(request, _find_length(scope), receive) as body:
             now = self._backlog.now()
-            await self._backlog.put(replace(request, body=body, accepted=now, expires=now + self._expires))
+            try:
+                await self._backlog.put(replace(request, body=body, accepted=now, expires=now + self._expires))
+            except BacklogUnwritten as error:
+                if error.lasts:
+                    self._outage.begin(error)
+                raise Unwritten(error, body) from None
 
     async def _tell(self, scope: Message, send: Send, identity: str, wait: Sequence[tuple[bytes, bytes]]) -> None:
         """Answer that a request is kept, and have it replayed."""

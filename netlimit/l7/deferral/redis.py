@@ -176,6 +176,9 @@ class RedisBacklog:
             names = self._stream, self._keys, self._bytes, self._name(request.id), self._shares
             return bool(await self._coming.eval(scripts.WITHDRAW, len(names), *names, _WITHDRAWN, _KNOWN))
 
+    async def check(self) -> None:
+        """What is claimed is written in the same place: there is nothing else to be known."""
+
     async def is_waiting(self, key: str) -> bool:
         """Whether requests of a key wait."""
         async with self._asking():

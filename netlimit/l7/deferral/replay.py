@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.deferral.backlog import Backlog, BacklogUnavailable, Claim
+from netlimit.l7.deferral.outage import Outage
 from netlimit.l7.deferral.request import Deferred, Reply, State
 from netlimit.l7.deferral.upstream import Served, Unserved, Upstream, break_off
 from netlimit.l7.holding import Holding
@@ -59,13 +60,16 @@ class Replayer:
         upstream: Upstream,
         tries: int = TRIES,
         revision: Revision | None = None,
+        outage: Outage | None = None,
     ) -> None:
-        """`revision` has what waits come under the rules of the moment."""
+        """`revision` has what waits come under the rules of the moment. `outage` is begun by others, too, and ended by
+        this."""
         self._backlog = backlog
         self._limiter = limiter
         self._upstream = upstream
         self._tries = tries
         self._revision = revision
+        self._outage = outage or Outage()
         self._free = _Free()
         self._clock = backlog.now
         self._stirred = asyncio.Event()
@@ -111,11 +115,10 @@ class Replayer:
                     await self._backlog.sweep(now)
                 await self._begin_all()
                 self._free.tell(now)
+                await self._end_outage()
                 silent = False
             except BacklogUnavailable as error:
-                if not silent:
-                    log.warning("%s It is asked again until it can be.", error)
-                silent = True
+                self._outage.begin(error)
             except Exception:
                 if not silent:
                     log.exception(_FAULT)
@@ -123,6 +126,12 @@ class Replayer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._stirred.wait()
+
+    async def _end_outage(self) -> None:
+        """What could be claimed need not be all that could not be written."""
+        if self._outage.goes_on:
+            await self._backlog.check()
+            self._outage.end()
 
     async def _begin_all(self) -> None:
         """Begin a try of each request whose turn it is. No network has more places than it leaves free, so that there

@@ -8,16 +8,27 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from netlimit.custody import give
-from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim, Load, check_domain
+from netlimit.l7.deferral.backlog import (
+    NOBODY,
+    BacklogFull,
+    BacklogUnavailable,
+    BacklogUnwritten,
+    Bounds,
+    Claim,
+    Load,
+    check_domain,
+)
 from netlimit.l7.deferral.clock import Now, count_uptime, find_boot, open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, UnreadableRequest, read_head, write_head
+from netlimit.l7.deferral.room import Room
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +152,10 @@ UPDATE deferred SET due = ?1, tries = tries + 1, aside = 0 WHERE number = (
     ) ON owner = network WHERE coalesce(has, 0) < ?4 ORDER BY coalesce(has, 0), number LIMIT 1
 ) RETURNING id, CAST(head AS BLOB), CAST(body AS BLOB), tries
 """
+_PROBE = "INSERT INTO served (domain, only_one) VALUES ('', 2)", "DELETE FROM served WHERE only_one = 2"
+"""Written, though it leaves all as it was; an UPDATE that does is not."""
+_NO_ROOM = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
+"""Kinds of errors for want of room: the second is that of a quota."""
 _FINISH = """
 UPDATE deferred SET state = ?, ended = ?, reply = ?, body = ?, reason = ?, size = length(key) + ?, head = ''
 WHERE id = ? AND state = 'waiting'
@@ -174,6 +189,9 @@ class SqliteBacklog:
             os.close(file)
         self._connection = _open(path)
         self.now = _insist(self._prepare)
+        self._path = path
+        self._room = Room(path, self._connection)
+        self._room.bound_log()
         self._thread = ThreadPoolExecutor(1, "deferred")
         # What each request asks does not wait for what others have written.
         self._reader = _open(path)
@@ -193,6 +211,10 @@ class SqliteBacklog:
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
         await self._run(lambda: self._put(request))
+
+    async def check(self) -> None:
+        """Raise BacklogUnwritten if a request could not be put now."""
+        await self._run(self._check)
 
     async def withdraw(self, request: Deferred) -> bool:
         """Take back a request that has just been put; whether it is kept no more."""
@@ -341,21 +363,44 @@ class SqliteBacklog:
         origin = known[boot]
         return lambda: origin + count_uptime()
 
-    def _put(self, request: Deferred) -> None:
+    def _check(self) -> None:
+        self._check_room(0)
+        with self._writing() as connection:
+            for statement in _PROBE:
+                connection.execute(statement)
+
+    def _check_room(self, size: int) -> None:
+        """Raise BacklogUnwritten where so many bytes would take what is left for replaying."""
+        if lack := self._room.find_lack(size):
+            raise BacklogUnwritten(lack, self._remedy, lasts=not size or bool(self._room.find_lack()))
+
+    @property
+    def _remedy(self) -> str:
+        return f"Make room on the disk of {self._path}."
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            head = write_head(request)
-            size = len(head) + len(request.body)
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # SQLite itself ends one for which there is no room
+                connection.execute("ROLLBACK")
+            raise
+
+    def _put(self, request: Deferred) -> None:
+        head = write_head(request)
+        size = len(head) + len(request.body)
+        self._check_room(size)
+        with self._writing() as connection:
             load = Load(*map(int, connection.execute(_WEIGH, (request.key, request.network)).fetchone()))
             if not self.bounds.have_room(load, size, request.shared):
                 raise BacklogFull
             told = request.id, request.key, request.accepted, request.expires, size, head, request.body
             connection.execute(_PUT, (*told, request.network, request.others))
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
 
     async def _ask(self, query: str, *told: object) -> tuple[Any, ...] | None:
         """The first row of what a query finds."""
@@ -365,10 +410,31 @@ class SqliteBacklog:
         return row
 
     async def _run(self, work: Callable[[], _T], thread: ThreadPoolExecutor | None = None) -> _T:
+        """Do something in a thread, by default in that which writes."""
+        reads = thread is not None
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(
+                thread or self._thread, work if reads else partial(self._write, work)
+            )
+        except (sqlite3.Error, OSError) as error:
+            if reads:
+                raise BacklogUnavailable(error) from error
+            raise BacklogUnwritten(error, self._remedy if _lacks_room(error) else "") from error
+
+    def _write(self, work: Callable[[], _T]) -> _T:
+        """Do what writes; where there is no room for it, once more when the log has begun anew, in its own room."""
+        try:
+            return work()
         except sqlite3.Error as error:
-            raise BacklogUnavailable(error) from error
+            if not _lacks_room(error):
+                raise
+            with suppress(sqlite3.Error):
+                self._room.empty_log()
+            return work()
+
+
+def _lacks_room(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & _PRIMARY in _NO_ROOM
 
 
 def _insist(prepare: Callable[[], _T]) -> _T:
