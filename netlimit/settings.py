@@ -23,6 +23,7 @@ from netlimit.marks import is_run
 from netlimit.plain import name_of
 from netlimit.reading import read_whole
 from netlimit.rules import Target
+from netlimit.translation import TranslationPrefix, parse_prefixes
 
 PREFIX = "NETLIMIT_"
 DEFAULT_FILE = Path("/etc/netlimit/netlimit.toml")
@@ -317,6 +318,8 @@ class Settings(BaseSettings):
     """Its private key (PEM), which only root need be able to read."""
     trusted_proxies: Annotated[tuple[Target, ...], BeforeValidator(parse_safe), NoDecode] = ()
     """Proxies whose X-Forwarded-For is believed: who speaks to the API through them is whom they name."""
+    translators: Annotated[tuple[TranslationPrefix, ...], BeforeValidator(parse_prefixes), NoDecode] = ()
+    """Prefixes of translators by which clients of IPv4 come as those of IPv6, beside the well-known ones."""
     request_rate: Annotated[int, BeforeValidator(_parse_count)] = 500
     """Requests a second that a token, or an address without one, may send to the API; twice as many at once."""
     audit_length: Annotated[int, BeforeValidator(_parse_count)] = 100_000

@@ -33,6 +33,7 @@ from netlimit.settings import (
 )
 from netlimit.several import say_more
 from netlimit.stalls import Stalled, find_disk
+from netlimit.translation import know_translators
 
 FILE = "settings.json"
 """Their name in the controller's directory."""
@@ -138,6 +139,7 @@ def load_settings_to_limit(config: Path | None = None) -> Settings:
     is gone or states nothing, and what it stated when they were good last is other than what would hold now. Who may
     not read those that were good last cannot tell."""
     settings, file = load_settings(config), find_file(config)
+    know_translators(settings.translators)
     lack = None if settings.written else _find_lack(file)
     if lack is None or not (lost := _find_lost(settings)):
         return settings

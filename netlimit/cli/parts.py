@@ -24,6 +24,7 @@ from netlimit.forgotten import find_forgotten
 from netlimit.records import Actor, Pause
 from netlimit.settings import Backend, Listen, Settings, load_settings
 from netlimit.spared import Spared
+from netlimit.translation import know_translators
 
 if TYPE_CHECKING:
     from netlimit.controller import Controller
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 def read_settings(context: typer.Context) -> Settings:
     """The settings that this command goes by. Raises SettingsError."""
     config: Path | None = context.find_root().params.get("config")
-    return load_settings(config)
+    settings = load_settings(config)
+    know_translators(settings.translators)
+    return settings
 
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from netlimit.addresses import read_network
 from netlimit.errors import LimitError
 from netlimit.l7.methods import plain_method, read_method
 from netlimit.l7.targets import plain_host, plain_path, resolve
+from netlimit.translation import TranslationPrefix, know_translators, list_translators, parse_prefixes
 
 Scope = Mapping[str, Any]
 """A connection as ASGI describes it."""
@@ -65,15 +66,18 @@ def read_address(text: str) -> str | None:
     return str(mapped or address)
 
 
-_TRANSLATED = [IPv6Network(prefix) for prefix in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")]
-"""What translators give to hosts of IPv4: RFC 6052, RFC 8215 (for local use), RFC 7915."""
-
-
-@lru_cache(_MOST_SEEN)
 def find_block(address: str, prefix: int = BLOCK) -> str:
     """Whom to count an address to: itself, or the block of an IPv6 one, in which a client may choose freely. What a
     translator gives to a host of IPv4 none can choose, and its neighbours are others' hosts."""
-    if ":" not in address or prefix == 128 or any(IPv6Address(address) in each for each in _TRANSLATED):
+    return _find_block(address, prefix, list_translators())
+
+
+@lru_cache(_MOST_SEEN)
+def _find_block(address: str, prefix: int, translators: Sequence[TranslationPrefix]) -> str:
+    if ":" not in address or prefix == 128:
+        return address
+    place = IPv6Address(address)
+    if any(each.translates(place) for each in translators):
         return address
     return str(ip_network(f"{address}/{prefix}", strict=False))
 
@@ -95,7 +99,6 @@ def find_network(address: str) -> str:
     return find_block(address, 48) if ":" in address else address.rpartition(".")[0]
 
 
-@_remember
 def find_culprit(text: str) -> str | None:
     """Whom refusals are counted to and who is blocked for them: an IPv4 address, or all of the block of an IPv6 one, in
     which a client may choose freely. Such a block may be told as it is; None for what is no client."""
@@ -115,13 +118,22 @@ class ClientAddress:
     7239), or one with a single address such as `X-Real-IP`; the others are never looked at, since a proxy that writes
     the one lets the others through as clients sent them.
 
-    An IPv6 client is counted by its block of `prefix` bits. Raises LimitError for what is no network.
+    An IPv6 client is counted by its block of `prefix` bits. `translators` are prefixes of one's own by which IPv4
+    clients come as IPv6 ones (NAT64, SIIT-DC), such as `2001:db8:64::/96`: each such client is counted by himself.
+    They are known to the whole process. Raises LimitError for what is no network.
     """
 
-    def __init__(self, trusted: Iterable[str] = (), header: str = "X-Forwarded-For", prefix: int = BLOCK) -> None:
+    def __init__(
+        self,
+        trusted: Iterable[str] = (),
+        header: str = "X-Forwarded-For",
+        prefix: int = BLOCK,
+        translators: Iterable[str] = (),
+    ) -> None:
         places = list(trusted)
         if not 1 <= prefix <= 128:
             raise LimitError("prefix", f"{prefix} is no length of an IPv6 prefix; it is 1 to 128, mostly 64.")
+        know_translators(_read_translators(translators))
         self._unix = UNIX in places
         self._networks = [_read_network(place) for place in places if place != UNIX]
         self._header = header.lower().encode()
@@ -170,6 +182,13 @@ def _read_network(text: str) -> IPv4Network | IPv6Network:
         raise LimitError(
             "trusted", f'{text!r} is no proxy; write an address, a network such as "10.0.0.0/8", or "{UNIX}".'
         ) from None
+
+
+def _read_translators(texts: Iterable[str]) -> Sequence[TranslationPrefix]:
+    try:
+        return parse_prefixes([*texts])
+    except ValueError as error:
+        raise LimitError("translators", str(error)) from None
 
 
 def _read_list(value: str) -> Sequence[str]:

@@ -196,6 +196,7 @@ def test_the_settings_know_all_header_fields() -> None:
         ("LIMITER_LISTEN", "8751", "is no place to listen at"),
         ("LIMITER_HEADERS", "ietf,smoke", "'smoke' names no header fields; it can be ietf, "),
         ("COUNTERS_URL", "mysql://somewhere", "COUNTERS_URL"),
+        ("TRANSLATORS", "2001:db8::/44", "it has 32, 40, 48, 56, 64 or 96 bits (RFC 6052)"),
     ],
 )
 def test_settings_that_cannot_be_used_are_named(netlimit: Netlimit, setting: str, value: str, said: str) -> None:

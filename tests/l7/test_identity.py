@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.authentication import SimpleUser, UnauthenticatedUser
 
+from netlimit import translation
 from netlimit.errors import LimitError
 from netlimit.l7.identity import (
     EXTRACTORS,
@@ -17,9 +18,11 @@ from netlimit.l7.identity import (
     find_culprit,
     hash_key,
     header,
+    plain_client,
     read_address,
     take_fields,
 )
+from netlimit.l7.memory.shares import find_network as find_shared_network
 
 PROXIES = ["10.0.0.0/8", "2001:db8:ffff::/48"]
 
@@ -107,6 +110,31 @@ class TestClientAddress:
     def test_behind_a_translator_with_another_prefix_too(self, host: str) -> None:
         """RFC 8215 (for local use) and RFC 7915 (addresses that are translated without a state)."""
         assert ClientAddress()(make_scope(host)) == find_culprit(host) == host
+
+    @pytest.mark.parametrize(
+        ("prefix", "host", "neighbour"),
+        [
+            ("2001:db8:64::/96", "2001:db8:64::c633:6409", "2001:db8:64::c633:640a"),
+            ("2001:db8:122:344::/64", "2001:db8:122:344:c0:2:2100:0", "2001:db8:122:344:c0:2:2200:0"),
+            ("2001:db8:100::/40", "2001:db8:1c0:2:21::", "2001:db8:1c0:2:22::"),
+        ],
+    )
+    def test_behind_a_translator_of_ones_own(
+        self, prefix: str, host: str, neighbour: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = find_culprit(host)
+        assert before == find_culprit(neighbour) == ClientAddress()(make_scope(host))
+        monkeypatch.setattr(translation, "_known", translation._known)  # what is known ends with this test
+        find = ClientAddress(translators=[prefix])
+        for each in (host, neighbour):
+            assert find(make_scope(each)) == find_culprit(each) == plain_client(each.encode()) == each
+            assert find_shared_network(each) == each
+        assert find_culprit("2001:db8:64::1:0:0:1") == "2001:db8:64::/64"
+        assert find_culprit("2001:db8:122:344:ffc0:2:2100:0") == "2001:db8:122:344::/64"
+
+    def test_what_is_no_prefix_of_a_translator_is_told(self) -> None:
+        with pytest.raises(LimitError, match="it has 32, 40, 48, 56, 64 or 96 bits"):
+            ClientAddress(translators=["2001:db8::/44"])
 
     def test_a_proxy_is_trusted_by_its_address_not_by_its_block(self) -> None:
         find = ClientAddress(["2001:db8::1"])

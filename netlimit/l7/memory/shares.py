@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from ipaddress import IPv6Address
 from itertools import islice
 from typing import Any
 
 from netlimit.l7.rules import ARRIVALS, BROUGHT, CLIENT_KEY
+from netlimit.translation import list_own
 
 SHARE = 64
 """Of the room, so many-th may be of one network, however many others there are."""
@@ -126,9 +128,21 @@ def _is_crowd(key: str) -> bool:
 
 def find_network(client: str) -> str:
     """As `netlimit.l7.identity.find_network`, nearly, and of whatever text: it is called for all keys at once."""
-    if ":" in client and not client.startswith(_STRANGE):
+    if ":" in client and not client.startswith(_STRANGE) and ("/" in client or not _is_translated(client)):
         return ":".join(client.split(":", 3)[:3])
     return client.rpartition(".")[0] or client
+
+
+def _is_translated(client: str) -> bool:
+    """Whether it is what a translator with a prefix of one's own gives to a host of IPv4. Mostly there is none."""
+    further = list_own()
+    if not further:
+        return False
+    try:
+        place = IPv6Address(client)
+    except ValueError:
+        return False
+    return any(each.translates(place) for each in further)
 
 
 def find_level(sizes: Iterable[int], room: int) -> int:
