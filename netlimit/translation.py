@@ -64,22 +64,33 @@ def parse_prefixes(value: object) -> tuple[TranslationPrefix, ...]:
     return tuple(TranslationPrefix.parse(text) for text in texts if text)
 
 
-_WELL_KNOWN = ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")
+@dataclass(frozen=True, slots=True, eq=False)
+class Translators:
+    """The prefixes that are known: the well-known ones, and this network's `own`. Equal to itself alone, so that what
+    was found by it is remembered with it at no cost."""
+
+    own: tuple[TranslationPrefix, ...] = ()
+
+    def translate(self, address: IPv6Address) -> bool:
+        """Whether one of them makes it of an IPv4 address."""
+        return any(each.translates(address) for each in (*_WELL_KNOWN, *self.own))
+
+
+_WELL_KNOWN = tuple(
+    TranslationPrefix(IPv6Network(prefix), 0) for prefix in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")
+)
 """RFC 6052, RFC 8215 (for local use, in prefixes of any length), RFC 7915."""
-_known = _for_all = tuple(TranslationPrefix(IPv6Network(prefix), 0) for prefix in _WELL_KNOWN)
+_known = Translators()
 
 
 def know_translators(prefixes: Iterable[TranslationPrefix]) -> None:
     """Know further prefixes from now on, in all of this process, before limits are read that name such hosts."""
     global _known
-    _known = tuple(dict.fromkeys([*_known, *prefixes]))
+    new = [each for each in prefixes if each not in _known.own]
+    if new:
+        _known = Translators((*_known.own, *new))
 
 
-def list_translators() -> tuple[TranslationPrefix, ...]:
-    """The prefixes that are known, those for everybody first."""
+def find_translators() -> Translators:
+    """Those that are known."""
     return _known
-
-
-def list_own() -> tuple[TranslationPrefix, ...]:
-    """The prefixes of this network's own."""
-    return _known[len(_for_all) :]

@@ -17,7 +17,7 @@ from netlimit.addresses import read_network
 from netlimit.errors import LimitError
 from netlimit.l7.methods import plain_method, read_method
 from netlimit.l7.targets import plain_host, plain_path, resolve
-from netlimit.translation import TranslationPrefix, know_translators, list_translators, parse_prefixes
+from netlimit.translation import TranslationPrefix, Translators, find_translators, know_translators, parse_prefixes
 
 Scope = Mapping[str, Any]
 """A connection as ASGI describes it."""
@@ -69,15 +69,14 @@ def read_address(text: str) -> str | None:
 def find_block(address: str, prefix: int = BLOCK) -> str:
     """Whom to count an address to: itself, or the block of an IPv6 one, in which a client may choose freely. What a
     translator gives to a host of IPv4 none can choose, and its neighbours are others' hosts."""
-    return _find_block(address, prefix, list_translators())
+    if ":" not in address or prefix == 128:
+        return address
+    return _find_block(address, prefix, find_translators())
 
 
 @lru_cache(_MOST_SEEN)
-def _find_block(address: str, prefix: int, translators: Sequence[TranslationPrefix]) -> str:
-    if ":" not in address or prefix == 128:
-        return address
-    place = IPv6Address(address)
-    if any(each.translates(place) for each in translators):
+def _find_block(address: str, prefix: int, translators: Translators) -> str:
+    if translators.translate(IPv6Address(address)):
         return address
     return str(ip_network(f"{address}/{prefix}", strict=False))
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from netlimit.l7.rules import ARRIVALS, BROUGHT, CLIENT_KEY
-from netlimit.translation import list_own
+from netlimit.translation import find_translators
 
 SHARE = 64
 """Of the room, so many-th may be of one network, however many others there are."""
@@ -135,14 +135,14 @@ def find_network(client: str) -> str:
 
 def _is_translated(client: str) -> bool:
     """Whether it is what a translator with a prefix of one's own gives to a host of IPv4. Mostly there is none."""
-    further = list_own()
-    if not further:
+    own = find_translators().own
+    if not own:
         return False
     try:
         place = IPv6Address(client)
     except ValueError:
         return False
-    return any(each.translates(place) for each in further)
+    return any(each.translates(place) for each in own)
 
 
 def find_level(sizes: Iterable[int], room: int) -> int:
