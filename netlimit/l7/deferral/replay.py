@@ -302,8 +302,17 @@ class Replayer:
         return await self._postpone(request, max(pause, error.retry_after), tried=True)
 
     async def _finish(self, request: Deferred, state: State, reply: Reply | None, reason: str) -> None:
+        """Write a request's end, if need be when that can be done again: what has been answered is not sent once
+        more, as it would be when its lease has ended."""
         self._pauses.pop(request.id, None)
-        await self._backlog.finish(request, state, self._clock(), reply, reason)
+        while True:
+            try:
+                return await self._backlog.finish(request, state, self._clock(), reply, reason)
+            except BacklogUnavailable as error:
+                if self._ending:
+                    raise
+                self._outage.begin(error)
+            await asyncio.sleep(_LOOK)
 
     async def _expire(self, request: Deferred) -> None:
         await self._finish(request, State.EXPIRED, None, "It was not its turn in time.")
