@@ -144,7 +144,25 @@ class _Call(Generic[T]):
         self._read = 0.0
 
     def wait(self, worker: _Worker) -> None:
-        """Wait for the end. Raises Stalled and Overworked."""
+        """Wait for the end. Raises Stalled and Overworked. What keeps from waiting (a signal, a fault of the bound)
+        goes on once the call has ended, for it works with what others will use next."""
+        try:
+            self._watch(worker)
+        except BaseException as error:
+            if not self._is_given_up and not self._break_off():
+                raise Overworked("what it was asked does not end, though it was told to") from error
+            raise
+
+    def _break_off(self) -> bool:
+        """Have it end; False if it does not, and is given up."""
+        for _ in range(math.ceil(_LOOKS)):
+            if self._bound is not None:
+                self._bound.end()
+            if self._done.acquire(timeout=_LOOK_SECONDS):
+                return True
+        return not self._give_up(_unending, self._file)
+
+    def _watch(self, worker: _Worker) -> None:
         looks, told, spent = 0, 0, -1.0
         while not self._done.acquire(timeout=_LOOK_SECONDS):
             now, state = worker.find_spent(), worker.find_state()
