@@ -72,7 +72,7 @@ class QueueReader:
                 continue
             if is_own_root(root):
                 trees[names[index]] = self._read_tree(names[index], root, qdiscs, known)
-            elif root.handle:
+            elif root.handle and names[index] != INGRESS_DEVICE:  # nobody else has any use for a qdisc there
                 foreign[names[index]] = show_root(root)
         return Queues(trees, foreign)
 

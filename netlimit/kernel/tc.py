@@ -103,7 +103,8 @@ def _make_root(step: WriteTree, handle: int) -> bool:
     """Write a root and the classes that come with it; whether one of those was refused."""
     index = _find(step)
     found = queues.read_root(index)
-    if found is not None and found.handle and not queues.is_own_root(found):
+    lets_go = found is None or not found.handle or queues.is_own_root(found) or step.device == INGRESS_DEVICE
+    if found is not None and not lets_go:
         _check_saved(step, found)
     # The kernel changes no HTB: one of this handle is as it should be.
     standing = found is not None and (major(found.handle), queues.kind(found)) == (handle, "htb")

@@ -21,7 +21,7 @@ DEATHS, COME, GO = 4, 200, 30
 DAMAGES = {
     "the root qdisc": "tc qdisc del dev wan root",
     "the root filter": "tc filter del dev wan parent {root}",
-    "a child": "tc qdisc del dev wan parent {root}1",
+    "a child": "tc qdisc del dev wan parent {child}",
     "a host's class": "tc class del dev wan classid {class}",
     "a host's rate": "tc class change dev wan classid {class} htb rate 9mbit ceil 9mbit",
     "an entry of the lane's set": "ipset del {set} 10.1.110.1",
@@ -29,6 +29,7 @@ DAMAGES = {
     "the filter on the ingress": "tc filter del dev lan ingress",
     "the ingress of a device": "tc qdisc del dev lan clsact",
     "the device for what ends here": "ip link del nl-in",
+    "the root qdisc of that device": "tc qdisc replace dev nl-in root pfifo",
 }
 
 
@@ -59,8 +60,9 @@ def test_what_somebody_takes_away_comes_back(gateway: Gateway, lab: Lab) -> None
 
 def suffer(gateway: Gateway, lab: Lab, damage: str) -> float:
     """Do a damage and wait until it has been noticed and repaired; the Unix time when that was."""
-    root, number = gateway.kernel.queues().trees["wan"].handle, gateway.class_of(HOST)
-    parts = {"root": format_handle(root), "class": format_classid(number), "set": gateway.set_of(HOST)}
+    tree, number = gateway.kernel.queues().trees["wan"], gateway.class_of(HOST)
+    parts = {"root": format_handle(tree.handle), "class": format_classid(number), "set": gateway.set_of(HOST)}
+    parts["child"] = format_classid(min(tree.children.values()))
     before = repairs(gateway)
     lab.gateway.run(*damage.format(**parts).split())
     gateway.wait(lambda: repairs(gateway) > before, f"{damage} to be repaired")
