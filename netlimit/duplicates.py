@@ -14,8 +14,9 @@ from typing import NamedTuple
 from netlimit.state import CHAIN_PREFIX
 
 _TABLE = re.compile(r"^table (ip6?) (raw|mangle|filter|security) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-_HOOKS = "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"
-_ENTRY = re.compile(rf"^\tchain {CHAIN_PREFIX}(?:{'|'.join(_HOOKS)}) \{{$", re.MULTILINE)
+HOOKS = "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"
+"""Of these, chains of ours by which packets come have their names."""
+_ENTRY = re.compile(rf"^\tchain {CHAIN_PREFIX}(?:{'|'.join(HOOKS)}) \{{$", re.MULTILINE)
 _CHAIN = re.compile(rf"^\tchain {CHAIN_PREFIX}\S+ \{{$", re.MULTILINE)
 _LED = re.compile(rf"^\t\t.*\b(?:jump|goto) {CHAIN_PREFIX}", re.MULTILINE)
 _TOOLS = {"ip": "iptables-nft", "ip6": "ip6tables-nft"}
@@ -34,8 +35,12 @@ class Duplicate(NamedTuple):
     @property
     def removal(self) -> str:
         """The command that removes these chains, and all lines of the table in which `NL-` stands."""
-        tool = _TOOLS[self.family]
-        return f"{tool}-save -t {self.table} | grep -v {CHAIN_PREFIX} | {tool}-restore"
+        return make_removal(_TOOLS[self.family], self.table)
+
+
+def make_removal(tool: str, table: str) -> str:
+    """The command that removes all lines from a table in which `NL-` stands."""
+    return f"{tool}-save -t {table} | grep -v {CHAIN_PREFIX} | {tool}-restore"
 
 
 def find_duplicates(nftables: str) -> Iterator[Duplicate]:
@@ -51,7 +56,8 @@ def say_duplicates(duplicates: tuple[Duplicate, ...]) -> str:
     return (
         f"A copy of netlimit's chains is in tables of iptables-nft: {', '.join(map(str, duplicates))}. Somebody has "
         "loaded saved rules there (netfilter-persistent, say). Nobody manages it: beside ours in the legacy tables it "
-        "charges packets twice, and limits in it stay in force when rules are changed or removed, and after a teardown."
+        "charges packets twice, keeps the rates of before when rules are changed, and may limit on when they are "
+        "removed, and after a teardown."
     )
 
 

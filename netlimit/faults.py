@@ -33,6 +33,7 @@ class ServiceReport:
     listens in its place. `database` is the SQLite file with its `mode`, if it is one; `lost` why the database cannot be
     read, `divided` that several servers of it take changes, `exposed` what other users of its server could do, and what
     ends that. `left` are the steps that a teardown, which has `paused` this host, has left to take (None: unknown).
+    `held` is what only others still use.
     `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for this
     `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last,
     `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its clock is
@@ -56,6 +57,7 @@ class ServiceReport:
     controlled: bool = True
     paused: bool = False
     left: int | None = 0
+    held: tuple[str, ...] = ()
     silent: timedelta | None = timedelta(0)
     errors: tuple[tuple[int, str], ...] = ()
     trouble: str | None = None
@@ -97,6 +99,9 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         )
     if report.paused:
         yield _tell_pause(report.left)
+    if report.held:
+        said, advice = " ".join(report.held), "What has been left then goes with the next change, or teardown."
+        yield Finding("used by others", Severity.WARNING, said, advice)
     if report.trouble:
         yield Finding("last error", Severity.SERIOUS, report.trouble, "")
     if report.namesake:

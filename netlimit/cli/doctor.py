@@ -137,6 +137,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         divided=divided,
         exposed=exposed,
         paused=paused,
+        held=_find_held(kernel),  # before what is left is counted: that is none of it
         left=_count_left(kernel) if paused else 0,
         silent=status.silence if status else None,
         errors=tuple((number, each.message) for number, each in marked.items() if each.state is State.ERROR),
@@ -164,6 +165,13 @@ def _ask_counters(url: str) -> str | None:
     with suppress(NetlimitError):
         return asyncio.run(find_eviction(read_url(url)))
     return None
+
+
+def _find_held(kernel: Kernel) -> tuple[str, ...]:
+    """What only others still use. It advises: what cannot be read has a finding of its own."""
+    with suppress(NetlimitError):
+        return kernel.held()
+    return ()
 
 
 def _count_left(kernel: Kernel) -> int | None:

@@ -39,6 +39,7 @@ from netlimit.settings import Backend, Settings
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import Kernel
+    from netlimit.plan import Plan
     from netlimit.store import Store
     from netlimit.tree import SavedRoot
 
@@ -228,11 +229,27 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
         raise CommandError(f"The kernel still holds some of netlimit's objects; removing them would be:\n{left}")
     if saved:
         _forget(settings, saved)
-    warnings += _find_copied_chains(kernel)
-    text = f"{steps}\nThe kernel holds nothing of netlimit's any more." if steps else "There was nothing to remove."
-    say(json, {"steps": list(steps.lines()), "warnings": warnings}, "\n".join([text, *warnings]))
-    if not is_told:
+    held, copied = _find_held(kernel), _find_copied_chains(kernel)
+    text = _word_teardown(steps, held)
+    document = {"steps": list(steps.lines()), "left": held, "warnings": [*warnings, *copied]}
+    say(json, document, "\n".join([text, *warnings, *copied]))
+    if not is_told or held or copied:
         raise typer.Exit(1)
+
+
+def _word_teardown(steps: Plan, held: list[str]) -> str:
+    if held:
+        done = [str(steps)] if steps else []
+        return "\n".join([*done, "Not all is gone, for others use it:", *held, "Then run `netlimit teardown` again."])
+    return f"{steps}\nThe kernel holds nothing of netlimit's any more." if steps else "There was nothing to remove."
+
+
+def _find_held(kernel: Kernel) -> list[str]:
+    """What had to stay. Where nobody can tell by whom it is used, that is told all the same."""
+    try:
+        return list(kernel.held())
+    except KernelError as error:
+        return [*kernel.leftovers(), f"By whom it is used is not known: {error}"]
 
 
 def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] | None, list[str], bool]:

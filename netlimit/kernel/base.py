@@ -173,6 +173,11 @@ class Kernel(Protocol):
         uses it any more."""
         ...
 
+    def held(self) -> tuple[str, ...]:
+        """What of ours nothing of ours uses any more, but others do, and how to remove what keeps it: sentences. From
+        then on it counts as gone, as what could not be taken away does. Raises KernelError."""
+        ...
+
     def peers(self, names: Iterable[str]) -> dict[str, int]:
         """Count the entries of some sets, without reading them; sets that do not exist are left out."""
         ...

@@ -320,6 +320,10 @@ class FakeKernel:
         """Nobody else uses what is ours."""
         return ()
 
+    def held(self) -> tuple[str, ...]:
+        """Nobody else uses what is ours."""
+        return ()
+
     def peers(self, names: Iterable[str]) -> dict[str, int]:
         """Count the entries of some sets."""
         self._expire()

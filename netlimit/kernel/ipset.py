@@ -132,6 +132,16 @@ def write_sets(step: WriteSets, busy: frozenset[str] = frozenset()) -> frozenset
     return _destroy([name for name in step.destroy if name in held], step)
 
 
+def count_users() -> dict[str, int]:
+    """How many rules and sets use each of our sets that is used at all."""
+    return {header.name: header.users for header in _list_headers() if header.users and not header.is_foreign}
+
+
+def flush_sets(names: Iterable[str]) -> None:
+    """Empty them. Raises KernelError."""
+    _run("restore", "-exist", script="".join(f"flush {name}\n" for name in names))
+
+
 def find_unused() -> frozenset[str]:
     """The sets of ours that no rule uses, and no other set."""
     return frozenset(header.name for header in _list_headers() if not header.users and not header.is_foreign)

@@ -12,7 +12,7 @@ from pyroute2 import NetlinkError
 
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
-from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, libiptc, queues, sessions, tc
+from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, libiptc, queues, sessions, set_uses, tc
 from netlimit.kernel.background import Background
 from netlimit.kernel.base import TURN_SECONDS, Addresses, Connection, HostFacts, Reading, Unanswered
 from netlimit.kernel.claim import Claim, claimed, is_claimed
@@ -28,7 +28,7 @@ from netlimit.kernel.translation import TranslationReader
 from netlimit.kernel.tunnels import TunnelReader, find_hops
 from netlimit.marks import MarkUse
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
-from netlimit.state import Structure
+from netlimit.state import ChainId, Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
 from netlimit.tunnels import Hop, Tunnels
 
@@ -173,6 +173,22 @@ class LinuxKernel:
         with _translated("read sets"):
             return ipset.read_entries(names)
 
+    def held(self) -> tuple[str, ...]:
+        """What of ours nothing of ours uses any more, but others do, and how to remove what keeps it."""
+        with _translated("look who uses our sets"):
+            ours = self._read_words()
+            empty = self._find_empty_chains()
+            users = {name: users for name, users in ipset.count_users().items() if name not in ours}
+            self._busy |= users.keys()
+            told = set_uses.say_held(users, set_uses.find_uses(users)) if users else ()
+        return (*told, *map(set_uses.say_held_chain, empty))
+
+    def _find_empty_chains(self) -> list[ChainId]:
+        """The chains of ours that are there for others alone."""
+        return sorted(
+            chain for family, held in self._tables.held.items() for chain in held - self._tables.read(family)[0].keys()
+        )
+
     def peers(self, names: Iterable[str]) -> dict[str, int]:
         """Count the entries of some sets, without reading them."""
         with _translated("count peers"):
@@ -261,12 +277,18 @@ class LinuxKernel:
         refused = ipset.write_sets(step, self._busy)
         self._busy = (self._busy - {each.name for each in step.create}) | refused
         if refused:
-            chains = [chains for family in (4, 6) for chains in self._tables.read(family)]
-            words = {word for each in chains for rules in each.values() for rule in rules for word in rule.text.split()}
-            ours = sorted(refused & words)
+            ours = sorted(refused & self._read_words())
             if ours:
                 self._busy -= set(ours)
                 raise KernelError(str(step), f"the set {ours[0]} cannot be destroyed: it is in use by a chain of ours")
+            users = {name: users for name, users in ipset.count_users().items() if name in refused}
+            if spent := set_uses.find_spent(users, set_uses.find_uses(users)):
+                ipset.flush_sets(spent)
+
+    def _read_words(self) -> set[str]:
+        """All words of our rules, the names of sets among them."""
+        chains = [chains for family in (4, 6) for chains in self._tables.read(family)]
+        return {word for each in chains for rules in each.values() for rule in rules for word in rule.text.split()}
 
 
 def _occupied(found: Mapping[str, str | None]) -> Mapping[str, str]:

@@ -109,6 +109,10 @@ class NoKernel:
         """Nothing is there."""
         return ()
 
+    def held(self) -> tuple[str, ...]:
+        """Nothing is there."""
+        return ()
+
     def peers(self, names: Iterable[str]) -> dict[str, int]:
         """Nobody is remembered."""
         return {}

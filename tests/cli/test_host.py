@@ -263,6 +263,30 @@ def test_a_teardown_that_ended_early_is_told_and_another_finishes_it(foreign: Ne
     assert "SERIOUS: paused. `netlimit teardown` has taken all limits out" in foreign.run("doctor").stdout
 
 
+def test_a_set_that_somebody_uses_is_told_and_another_teardown_removes_it(gateway: Netlimit) -> None:
+    """Nobody is told that nothing is left, nor sent in a circle."""
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.3", "--action", "block")
+    server.end()
+    rule = "FORWARD -m set --match-set nl-safe4 src -j ACCEPT"
+    look(gateway, *f"iptables-legacy -w -t filter -A {rule}".split())
+    for _ in range(2):
+        done = gateway.run("teardown")
+        assert done.returncode == 1
+        assert "nothing of netlimit's" not in done.stdout
+        assert "nothing to remove" not in done.stdout
+        assert "The set nl-safe4 is used by a rule of somebody else." in done.stdout
+        assert f"`iptables-legacy -t filter -D {rule}` removes it" in done.stdout
+    assert len(json.loads(gateway.run("teardown", "--json").stdout)["left"]) == 1
+    doctor = gateway.run("doctor").stdout
+    assert "WARNING: used by others. The set nl-safe4" in doctor
+    assert "SERIOUS: paused. `netlimit teardown` has taken all limits out" in doctor
+    look(gateway, *f"iptables-legacy -w -t filter -D {rule}".split())
+    assert gateway.do("teardown").endswith("The kernel holds nothing of netlimit's any more.\n")
+    assert gateway.ask("teardown")["left"] == []
+    assert "used by others" not in gateway.run("doctor").stdout
+
+
 def test_a_teardown_that_is_refused_says_what_goes_on(gateway: Netlimit) -> None:
     server = gateway.serve()
     gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")

@@ -84,7 +84,10 @@ def test_a_chain_to_which_others_lead_is_emptied(linux: RemoteKernel, family: in
     assert "-A NL-LEFT" not in printed
     assert "NL-GONE" not in printed
     assert any("NL-LEFT" in said for said in linux.leftovers())
+    (said,) = linux.held()
+    assert linux.run("sh", "-c", said.split("`")[1]) == "-A FOREIGN -j NL-LEFT\n"
     bring(linux, wanted)
+    assert linux.held() == (), "what it is there for is ours"
     assert observe(linux) == wanted, "it is filled again"
     linux.run(tool, "-t", "mangle", "-F", "FOREIGN")
     bring(linux, State())

@@ -98,6 +98,9 @@ class RemoteKernel:
     def leftovers(self) -> tuple[str, ...]:
         return self.call("leftovers")
 
+    def held(self) -> tuple[str, ...]:
+        return self.call("held")
+
     def peers(self, names: Any) -> dict[str, int]:
         return self.call("peers", list(names))
 
