@@ -117,6 +117,8 @@ class Client:
         except httpx.TimeoutException:
             raise CommandError(f"The API at {self._url} did not answer in {seconds:g} seconds.") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":  # what was typed is no text
+                raise
             raise CommandError(
                 f"No API answers at {self._url} ({error}). Is `netlimit serve` running? NETLIMIT_URL names another."
             ) from None

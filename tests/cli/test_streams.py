@@ -74,3 +74,11 @@ def test_what_is_printed_never_goes_into_a_file_that_took_the_place_of_the_outpu
 def test_what_is_no_text_in_a_locale_is_told(filled: Netlimit) -> None:
     done = run_in_shell(filled, "netlimit rule show ü", **ASCII)
     assert (done.returncode, done.stderr.startswith("netlimit: What was typed is no text here")) == (1, True)
+
+
+@pytest.mark.parametrize("option", ["--name", "--comment"])
+def test_what_is_no_utf_8_is_told_and_not_taken_for_a_silent_api(filled: Netlimit, option: str) -> None:
+    line = rf"""netlimit rule add 10.9.9.1 --rate '5 packets/s' {option} "$(printf '\377')" """
+    done = run_in_shell(filled, line, LC_ALL="C.UTF-8")
+    assert done.returncode == 1
+    assert done.stderr.startswith("netlimit: What was typed is no text here; write it in UTF-8"), done.stderr
