@@ -33,6 +33,8 @@ def take(places: Mapping[str, AnyListen]) -> dict[str, socket.socket]:
         found = _open(descriptor)
         if found is not None and name in places and name not in taken and _is_at(found, places[name], name != GRPC):
             taken[name] = found
+        elif found is not None and name in places and name not in taken:
+            leave(found)
         elif found is not None:
             found.close()
     for name in {name for name, _ in given} & places.keys() - taken.keys():
@@ -49,6 +51,16 @@ def keep(name: str, held: socket.socket) -> None:
 def forget(name: str) -> None:
     """Have the store let go of a socket."""
     _tell(name, "FDSTOREREMOVE=1")
+
+
+def leave(former: socket.socket) -> None:
+    """Close a socket that is not to be kept any more. The store lets go of it only when it gets to it: until then, too,
+    it keeps this process from no place."""
+    with suppress(OSError):  # it is none of TCP's, say
+        # Both, for a new one may stand beside (socket(7)); and not where one listens.
+        former.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        former.shutdown(socket.SHUT_RDWR)
+    former.close()
 
 
 def _read_given() -> Iterator[tuple[str, int]]:

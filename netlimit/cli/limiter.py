@@ -84,7 +84,7 @@ def _hold_grpc(place: Listen, taken: socket.socket | None) -> socket.socket:
     if taken is not None and os.fstat(taken.fileno()).st_uid == os.geteuid():
         return taken
     if taken is not None:
-        taken.close()
+        descriptor_store.leave(taken)
         descriptor_store.forget(GRPC)
     return _keep(GRPC, hold(place, "limiter", "LIMITER_GRPC_LISTEN"))
 

@@ -19,6 +19,7 @@ import grpc
 import httpx
 import pytest
 
+from netlimit.cli import descriptor_store
 from netlimit.cli.daemons import hold
 from netlimit.cli.limiter import _hold_grpc
 from netlimit.settings import Listen
@@ -151,6 +152,31 @@ def test_one_of_another_place_is_given_back(ready: Netlimit, manager: Manager) -
         assert f"socket:[{inode(old.fileno())}]" not in held
 
 
+def test_the_former_place_keeps_nobody_from_all_addresses_at_its_port(ready: Netlimit, manager: Manager) -> None:
+    """The manager lets go of the former socket when it gets to it, which is after the new one is made."""
+    host, _, port = ready.environment["NETLIMIT_LISTEN"].partition(":")
+    open_to_all = replace(ready, environment={**ready.environment, "NETLIMIT_LISTEN": f"0.0.0.0:{port}"})
+    with socket.create_server((host, int(port))) as old, manager.start(open_to_all, ("api", old.fileno())):
+        assert manager.hear()[0]["FDSTOREREMOVE"] == "1"
+        said, (kept,) = manager.hear()
+        assert said["FDSTORE"] == "1"
+        assert listeners(ready) == {inode(kept)}
+        os.close(kept)
+
+
+def test_the_former_place_of_grpc_keeps_nobody_from_all_addresses(
+    root: None, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
+    monkeypatch.setattr(descriptor_store, "_read_given", lambda: iter([("limiter-grpc", os.dup(former.fileno()))]))
+    port = free_port()
+    wider = Listen("0.0.0.0", port)  # noqa: S104  what is tried
+    with hold(Listen("127.0.0.1", port), "limiter", "LIMITER_GRPC_LISTEN") as former:
+        assert descriptor_store.take({"limiter-grpc": wider}) == {}
+        with _hold_grpc(wider, None):
+            pass
+
+
 def test_what_does_not_listen_or_is_no_socket_is_not_taken(ready: Netlimit, manager: Manager, directory: Path) -> None:
     host, _, port = ready.environment["NETLIMIT_LISTEN"].partition(":")
     with socket.socket() as bound, (directory / "file").open("w") as file:
@@ -240,7 +266,7 @@ def test_a_place_that_another_user_has_held_is_let_go(
     place = Listen("127.0.0.1", free_port())
     former = hold(place, "limiter", "LIMITER_GRPC_LISTEN")
     os.fchown(former.fileno(), 12345, 12345)
-    with _hold_grpc(place, former) as held:
+    with former.dup(), _hold_grpc(place, former) as held:  # the manager has it still
         assert held is not former
         removed, none = manager.hear()
         assert (removed["FDSTOREREMOVE"], removed["FDNAME"], none) == ("1", "limiter-grpc", [])
