@@ -175,7 +175,8 @@ class HostReport:
     """What was found on a host.
 
     `programs` are names of running processes. `flushing` are files that flush all nftables rules when they are loaded,
-    `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours.
+    `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours,
+    `saved_sets` such that hold sets of ours.
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables, `nat` those in nat
     tables of both kinds of iptables, table by table (`nat6`: of IPv6), `mangle` those in the legacy mangle tables.
     `rerouting` are rules that give what this host sends a mark by which it is routed once more, `mapping` those of
@@ -206,6 +207,7 @@ class HostReport:
     flushing: tuple[str, ...] = ()
     enabled: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
+    saved_sets: tuple[str, ...] = ()
     nftables: str = ""
     legacy: tuple[str, ...] = ()
     nat: tuple[tuple[str, ...], ...] = ()
@@ -398,9 +400,21 @@ def _find_flushes(report: HostReport) -> Iterator[Finding]:
         yield Finding(
             "saved rules",
             Severity.SERIOUS,
-            f"{path} holds saved chains of ours. At boot there is no set of ours yet: iptables-restore stops at the "
-            "first rule that names one, and leaves that table and those after it unloaded, with any firewall in them.",
+            f"{path} holds saved chains of ours. Where there is no set of ours yet, as at most boots, iptables-restore "
+            "stops at the first rule that names one, and leaves that table and those after it unloaded, with any "
+            "firewall in them. Where there are (saved sets, or a reload while netlimit runs), our chains are loaded as "
+            "they were: in the legacy tables until the controller repairs them, and through iptables-nft as a second "
+            "copy, which stays.",
             f"Save without ours: iptables-legacy-save | grep -v NL- > {path} (ip6tables-legacy-save for IPv6).",
+        )
+    for path in report.saved_sets:
+        yield Finding(
+            "saved sets",
+            Severity.WARNING,
+            f"{path} holds saved sets of ours. When it is loaded (ipset-persistent: at boot, and with each reload of "
+            "netfilter-persistent), who was limited, blocked or allowed then is so again until the controller repairs "
+            "it; and saved chains of ours find their sets.",
+            f"Save without ours: ipset save | grep -Ev '^(create|add) nl-' > {path}",
         )
     for unit in report.enabled:
         if "nftables" not in unit:

@@ -35,7 +35,7 @@ from netlimit.kernel.rerouting import find_rerouting
 from netlimit.kernel.sockets import LISTENING, read_sockets
 from netlimit.kernel.tools import ask, run
 from netlimit.plain import decode, decode_name, name_of, read_text
-from netlimit.state import CHAIN_PREFIX
+from netlimit.state import CHAIN_PREFIX, SET_PREFIX
 from netlimit.tree import Topology
 
 _RULE_FILES = ("etc/nftables.conf", "etc/sysconfig/nftables.conf", "etc/nftables/*.nft", "etc/nftables.d/*.nft")
@@ -47,6 +47,7 @@ _SAVED_FILES = (
     "etc/sysconfig/iptables",
     "etc/sysconfig/ip6tables",
 )
+_SAVED_SETS = "etc/iptables/ipsets", "etc/sysconfig/ipset", "etc/sysconfig/ipset.d/*.set", "etc/ipset.conf"
 _OURS = rf"^(?::{CHAIN_PREFIX}|-A {CHAIN_PREFIX})|-[jg] {CHAIN_PREFIX}"
 _UNITS = ("nftables", "netfilter-persistent", "iptables", "ip6tables")
 _TIME_ERROR = 5
@@ -116,6 +117,7 @@ def look_round(
         flushing=tuple(look.through("files that flush rules", root, _RULE_FILES, r"^\s*flush ruleset")),
         enabled=look.at("units that load rules", lambda: tuple(_find_units(root)), ()),
         saved=tuple(look.through("saved rules", root, _SAVED_FILES, _OURS)),
+        saved_sets=tuple(look.through("saved sets", root, _SAVED_SETS, rf"^(?:create|add) {SET_PREFIX}")),
         nftables=nftables,
         legacy=tuple(rule for *_, printed in rules for rule in printed),
         nat=tuple(printed for family, printed in nat if family == 4),

@@ -206,6 +206,8 @@ FILES = {
     "etc/nftables.conf": ("#!/usr/sbin/nft -f\n\nflush ruleset\n", "flush ruleset"),
     "etc/iptables/rules.v4": ("*mangle\n:NL-FORWARD - [0:0]\n-A FORWARD -j NL-FORWARD\nCOMMIT\n", "saved rules"),
     "etc/sysconfig/ip6tables": ("*mangle\n-A FORWARD -j NL-FORWARD\nCOMMIT\n", "saved rules"),
+    "etc/iptables/ipsets": ("create nl-b4-0a hash:net family inet\nadd nl-b4-0a 10.1.0.3\n", "saved sets"),
+    "etc/sysconfig/ipset": ("create nl-b4-0a hash:net family inet\n", "saved sets"),
     "etc/systemd/system/multi-user.target.wants/netfilter-persistent.service": ("[Unit]\n", "restored rules"),
 }
 
