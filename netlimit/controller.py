@@ -89,6 +89,8 @@ LOAD_WAIT_SECONDS = 10.0
 """The same while everything is loaded: that takes many answers."""
 LONGEST_LOAD_SECONDS = 40.0
 """The same once that was too short, and again: many rules over a slow line would never be loaded."""
+END_SECONDS = 30.0
+"""How long a controller that is to end has the copy written that is behind."""
 BESIDE_SECONDS = 30.0
 """How often a slow database is told the counters, and asked who has spoken to the API."""
 SLOW_SECONDS, LONGEST_SLOW_SECONDS = 10.0, 300.0
@@ -236,6 +238,8 @@ class Controller:
         self._returned = -math.inf
         self._slowness = 0.0
         self._undone: Window | None = None
+        self._was_slow = False
+        """Whether the database was lost last for it answered too slowly."""
         self._forgotten: str | None = None
         """Why a database that answers is not gone by all the same."""
         self._overdue = Overdue(setup.host)
@@ -327,6 +331,7 @@ class Controller:
                     retry = self._back_off(retry, stopped)
         self._errands.stop()
         self._stop_watching()
+        self._copy_at_last()
         self._database.break_off()  # what is asked beside would keep this process from ending
         self._copying.close()
 
@@ -617,7 +622,7 @@ class Controller:
             log.error("%s", another)
             return False
         log.error("%s Going on without it: what was applied last is kept in force.", error)
-        self._undone = self._replica.window()
+        self._undone, self._was_slow = self._replica.window(), isinstance(error, Slow)
         lifted = self._compilation is None and any(each.lifted for each in self._replica.hosts())
         # What a controller before this one has lifted must not come back with each that starts.
         lasted = self._setup.failure_seconds if lifted else 0.0
@@ -1392,6 +1397,18 @@ class Controller:
                 self._telling.rest(error)
             if not self._copying.is_behind:
                 self._newer.clear()
+
+    def _copy_at_last(self) -> None:
+        """Have the copy hold what is applied before this ends, for a boot begins with that. What took too long between
+        two looks at the kernel may take longer now; a database that is away, or another, is not asked."""
+        is_there = self._outage is None or self._outage.is_slow or self._was_slow
+        if not self._copying.is_behind or not is_there or self._forgotten is not None:
+            return
+        try:
+            self._database.allow(END_SECONDS)
+            self._copying.follow(self._database)
+        except Exception as error:  # it ends all the same
+            log.warning("%s So the copy of the applied rules is of an earlier revision.", error, extra=self._say())
 
     def _copy_safe(self) -> None:
         if self._outage is None:

@@ -956,6 +956,36 @@ def test_what_takes_long_to_load_is_copied_in_the_end(away: Away, monkeypatch: p
         away.run()
 
 
+def test_a_copy_that_is_behind_is_written_before_the_controller_ends(
+    away: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many rules that reading them keeps from the kernel for too long: a boot would not bring them back."""
+    away.run()
+    granted: list[float | None] = [None]
+
+    def follow(source: Store) -> bool:
+        if granted[-1] is not None and granted[-1] < 2 * controller.LOAD_WAIT_SECONDS:
+            raise Slow("The database answers too slowly.")
+        return Replica.follow(away.replica, source)
+
+    monkeypatch.setattr(away.site.store, "allow", granted.append)
+    monkeypatch.setattr(away.replica, "follow", follow)
+    away.site.add(target="10.0.0.1", action="block")
+    away.run("alone")
+    assert away.site.send("10.0.0.1") == ["drop"]
+    assert _rules(away.replica) == _rules(away.site.store)
+
+
+def test_a_database_that_is_away_keeps_no_controller_from_ending(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    away.take_away()
+    away.run("alone")
+    monkeypatch.setattr(away.replica, "follow", pytest.fail)
+    away.controller._copying.note_change()
+    away.run()
+
+
 def test_what_was_lifted_comes_back_after_a_teardown_in_a_slow_outage(away: Away, slow: pytest.MonkeyPatch) -> None:
     away.failure_seconds = 0.0
     away.restart()
