@@ -414,7 +414,7 @@ def _find_flushes(report: HostReport) -> Iterator[Finding]:
             f"{path} holds saved sets of ours. When it is loaded (ipset-persistent: at boot, and with each reload of "
             "netfilter-persistent), who was limited, blocked or allowed then is so again until the controller repairs "
             "it; and saved chains of ours find their sets.",
-            f"Save without ours: ipset save | grep -Ev '^(create|add) nl-' > {path}",
+            f"Save without ours: ipset save | sed -E '/^(create|add) nl-/d' > {path}",
         )
     for unit in report.enabled:
         if "nftables" not in unit:

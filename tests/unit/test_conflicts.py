@@ -77,7 +77,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(programs=frozenset({"keepalived"})), "other routers", Severity.NOTE, "keepalived runs here"),
     (HostReport(flushing=("/etc/nftables.conf",)), "flush ruleset", Severity.NOTE, "flush table"),
     (HostReport(saved=("/etc/iptables/rules.v4",)), "saved rules", Severity.SERIOUS, "grep -v NL-"),
-    (HostReport(saved_sets=("/etc/iptables/ipsets",)), "saved sets", Severity.WARNING, "grep -Ev '^(create|add) nl-'"),
+    (HostReport(saved_sets=("/etc/iptables/ipsets",)), "saved sets", Severity.WARNING, "sed -E '/^(create|add) nl-/d'"),
     (HostReport(enabled=("netfilter-persistent.service",)), "restored rules", Severity.NOTE, "after it"),
     (HostReport(nftables=TWIN), "two kinds of iptables", Severity.NOTE, "iptables-legacy"),
     (HostReport(nftables=TWIN, legacy=("-A FORWARD -j DROP",)), "two kinds of iptables", Severity.WARNING, "one kind"),
