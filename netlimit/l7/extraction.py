@@ -11,7 +11,7 @@ from netlimit.l7.methods import HEAD, find_heads, take_for_get
 from netlimit.l7.mounts import Mounts
 from netlimit.l7.roots import APART, add_root, find_apart, find_below, is_below
 from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
-from netlimit.l7.targets import find_meanings, find_sent, is_ambiguous, is_plain
+from netlimit.l7.targets import Ambiguous, find_doubt, find_meanings, find_sent, is_plain
 
 _Way = tuple[tuple[str, Extractor], ...]
 """Keys, and what extracts them."""
@@ -64,12 +64,13 @@ class Extraction:
                 return [each for each in descriptors if not self._yields(rules, each, below)]
         return descriptors
 
-    def is_ambiguous(self, scope: Scope) -> bool:
-        """Whether limits look at the path of a request, and it may mean more than is looked at (`Ambiguous`)."""
-        if not is_ambiguous(scope["path"]):
-            return False
+    def find_doubt(self, scope: Scope) -> Ambiguous | None:
+        """Why it cannot be told what the path of a request means, where limits look at it."""
+        doubt = find_doubt(scope)
+        if doubt is None:
+            return None
         self._heed_rules()
-        return any((PATH_KEY, path) in way for way in self._ways)
+        return doubt if any((PATH_KEY, path) in way for way in self._ways) else None
 
     def _heed_rules(self) -> RuleSet:
         rules = self._rules()

@@ -9,7 +9,7 @@ from netlimit.addresses import read_network
 from netlimit.l7.identity import BLOCK, EXTRACTORS, PLAIN, find_block, plain_client, read_address
 from netlimit.l7.methods import read_method
 from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY
-from netlimit.l7.targets import Ambiguous, plain_host, read_paths
+from netlimit.l7.targets import Ambiguous, plain_host, read_written
 from netlimit.l7.values import QUOTED
 
 _ANY = "\ue000"
@@ -59,7 +59,8 @@ def find_odd_key(key: str) -> str | None:
 def _find_plain(key: str, value: str) -> str:
     """The value in the form in which it is compared."""
     if "*" not in value:
-        return PLAIN[key](value.encode("utf-8", "surrogatepass"))
+        written = value.encode("utf-8", "surrogatepass")
+        return read_written(written)[0] if key == PATH_KEY else PLAIN[key](written)
     if key == PATH_KEY:
         return _find_plain_path(value)
     inner = value.startswith("*") and value.endswith("*") and ":" in value
@@ -72,7 +73,7 @@ def _find_plain_path(value: str) -> str:
     """A path may mean two things where there is `..` in it: a pattern of either is one that fits."""
     before = "/" if value.startswith("*") else ""
     wanted = before + value.replace("*", _ANY)
-    readings = read_paths(wanted.encode("utf-8", "surrogatepass"))
+    readings = read_written(wanted.encode("utf-8", "surrogatepass"))
     found = wanted if wanted in readings else readings[0]
     return found.removeprefix(before).replace(_ANY, "*")
 

@@ -34,7 +34,7 @@ from netlimit.l7.roots import find_below, is_of_client
 from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
-from netlimit.l7.targets import Ambiguous, find_meanings, find_sent, is_ambiguous, is_plain, take_path
+from netlimit.l7.targets import Ambiguous, find_doubt, find_meanings, find_sent, is_plain, take_path
 from netlimit.l7.weights import Weigh, find_weight
 
 Scope = MutableMapping[str, Any]
@@ -137,8 +137,9 @@ class RateLimit:
                 listener.close()
 
     async def _limit(self, scope: Scope, listener: Listener, send: Send) -> None:
-        if self._is_ambiguous(scope):
-            reason = str(Ambiguous())
+        doubt = self._find_doubt(scope)
+        if doubt is not None:
+            reason = str(doubt)
             return await _answer(scope, listener.receive, send, 400, write_complaint(400, reason), reason, [])
         descriptors = self._extraction(scope)
         hits = 1 if self._hits is None else find_weight(self._hits, self._mounts.take_roots(scope))
@@ -240,9 +241,9 @@ class RateLimit:
                 self._ending.set()
                 await self._store.aclose()
 
-    def _is_ambiguous(self, scope: Scope) -> bool:
-        """Whether limits or weights look at the path, and it may mean more than is looked at."""
-        return self._extraction.is_ambiguous(scope) or (self._hits is not None and is_ambiguous(scope["path"]))
+    def _find_doubt(self, scope: Scope) -> Ambiguous | None:
+        """Why it cannot be told what the path means, where limits or weights look at it."""
+        return self._extraction.find_doubt(scope) if self._hits is None else find_doubt(scope)
 
     def _is_exempt(self, scope: Scope) -> bool:
         """Whether a path is exempt whatever it means: `/static/../login` and `/static/..;/login` are not; nor is one
@@ -250,9 +251,11 @@ class RateLimit:
         path = scope["path"]
         if not self._exempts(path) or (is_of_client(scope) and not all(map(self._exempts, find_below(scope)))):
             return False
-        if is_plain(path) or path in self._exempt:
+        if path in self._exempt:
             return True
-        return not is_ambiguous(path) and all(map(self._exempts, find_meanings(path, find_sent(scope))))
+        return find_doubt(scope) is None and (
+            is_plain(path) or all(map(self._exempts, find_meanings(path, find_sent(scope))))
+        )
 
     def _exempts(self, path: str) -> bool:
         return path in self._exempt or (bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings))

@@ -14,8 +14,11 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
 
-_CROOKED = b"%", b"?", b"#", b";", b"\\", b"\n", b"//", b"/.", b".php/"
-"""What a path has that is not plain as it stands; or letters that are not ASCII."""
+_CROOKED = b"%", b"?", b"#", b";", b"\\", b"//", b"/.", b".php/"
+"""What a path has that is not plain as it stands; or what is not to be sent as it is."""
+_NOT_SENT = re.compile(rb"[^!-~]|%(?![0-9A-Fa-f]{2})")
+"""What no target of a request has in it (RFC 3986, 2.1; RFC 9112, 3.2). Other letters that are not allowed there
+(`|`, `[`, `{`) browsers send, and servers read in one way."""
 MOST_PARTS, LONGEST = 128, 2048
 """So many parts and letters has a path at most of which servers may make several paths: to find these takes time for
 each."""
@@ -27,6 +30,7 @@ _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _AUTHORITY_END = re.compile(rb"[/?#\\,]")
 """What ends one, to URLs of browsers (WHATWG) as well; and a comma, where several fields have been made one."""
 _HOST = re.compile(r"[/\\]{2,}[^/\\]*")
+_HOST_SENT = re.compile(rb"//[^/]*")
 _PARAMETERS = re.compile(r";[^/]*")
 _PARAMETERS_SENT = re.compile(rb";[^/]*")
 codecs.lookup("unicode_escape")  # while its file may be read: the API has given up root when it decodes its first path
@@ -35,10 +39,22 @@ codecs.lookup("unicode_escape")  # while its file may be read: the API has given
 class Ambiguous(ValueError):
     """A path that may mean more than is looked at: it is refused, for a limit of any of that may be evaded by it."""
 
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(
+            reason
+            or f"The path has more than {MOST_PARTS} parts, or {LONGEST} letters, or servers make more than "
+            f"{MOST_MEANINGS} paths of it, by `;`, `\\`, `.`, `..` or the like: write it without these."
+        )
+
+
+class Unencoded(Ambiguous):
+    """A path as none may be sent: where such a one ends, and what a `%` means in it, each server finds by itself."""
+
     def __init__(self) -> None:
         super().__init__(
-            f"The path has more than {MOST_PARTS} parts, or {LONGEST} letters, or servers make more than "
-            f"{MOST_MEANINGS} paths of it, by `;`, `\\`, `.`, `..` or the like: write it without these."
+            "The path has bytes that are not ASCII in it, blanks, control characters, or a `%` without two hexadecimal "
+            "digits, which servers read in many ways: encode it (RFC 3986, section 2.1), `%C3%A9` for a letter, `%25` "
+            "for `%`."
         )
 
 
@@ -48,15 +64,26 @@ def plain_path(target: bytes) -> str:
     return read_paths(target)[0]
 
 
+def read_written(path: bytes) -> tuple[str, ...]:
+    """The same of what an operator has written, in letters as they are: `/café`. Raises Ambiguous."""
+    return _read_sent(_read_origin(path).partition(b"?")[0])
+
+
 @lru_cache(maxsize=_KEPT)  # each is asked for twice, one call after the other; and others choose how long they are
 def read_paths(target: bytes) -> tuple[str, ...]:
     """The plain path of a request target, and what else it may mean to servers, each once (see `find_meanings`).
     Raises Ambiguous."""
-    if target.startswith(b"/") and target.isascii() and not any(each in target for each in _CROOKED):
+    if target.startswith(b"/") and not any(each in target for each in _CROOKED) and not _NOT_SENT.search(target):
         return (target.decode("ascii"),)
     if target == b"*":  # of the whole server
         return ("*",)
     sent = _read_origin(target).partition(b"?")[0]
+    if _NOT_SENT.search(sent):
+        raise Unencoded
+    return _read_sent(sent)
+
+
+def _read_sent(sent: bytes) -> tuple[str, ...]:
     path = decode(sent)
     if is_ambiguous(path):
         raise Ambiguous
@@ -81,9 +108,18 @@ def take_path(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
 
 
 def find_sent(scope: Mapping[str, Any]) -> bytes:
-    """The path of such a request as it was sent; nothing where another is served, or nobody knows."""
+    """The path of such a request as it was sent; nothing where it is just the same, or another is served, or nobody
+    knows."""
     raw: bytes = scope.get("raw_path") or b""
     return raw if b"%" in raw and decode(raw) == scope["path"] else b""
+
+
+def find_doubt(scope: Mapping[str, Any]) -> Ambiguous | None:
+    """Why it cannot be told what the path of such a request means, as far as that is known; None of most. Servers
+    answer by themselves what may not be sent, or say in `raw_path` how it came."""
+    if _NOT_SENT.search(scope.get("raw_path") or b""):
+        return Unencoded()
+    return Ambiguous() if is_ambiguous(scope["path"]) else None
 
 
 def _read_origin(target: bytes) -> bytes:
@@ -93,7 +129,7 @@ def _read_origin(target: bytes) -> bytes:
 
 
 def decode(text: bytes) -> str:
-    """A text with its escapes (`%2e`) resolved (RFC 3986, 2.1); what is none stays as it is.
+    """A text with its escapes (`%2e`) resolved (RFC 3986, 2.1); what is none stays as it is (in hosts, and in rules).
 
     Others write thousands into one path: it is read as one with escapes of Python's, which takes a tenth of the time.
     """
@@ -122,12 +158,14 @@ def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
     before, and where they have been cut off of what was `sent`, before it was decoded, if that is given. A newline at
     the end is not seen where routes are regular expressions that end in `$` (Starlette, PCRE), and a `\\` is a `/` to
     who reads a URL as browsers do (WHATWG URL, 4.4). What follows `//` at the beginning is a host to those who read it
-    against a base (RFC 3986, 4.2), and the path is what comes behind it. A script of PHP is run for what stands behind
-    it as well, which some applications take for the path (PATH_INFO: RFC 3875, 4.1.5).
+    against a base (RFC 3986, 4.2), and the path is what comes behind it, where the host ends at the first `/` or `\\`,
+    or at the first `/` of what was sent (`urlsplit` of Python, `parse_url` of PHP). A script of PHP is run for what
+    stands behind it as well, which some applications take for the path (PATH_INFO: RFC 3875, 4.1.5).
     """
     readings = [path]
     if found := _HOST.match(path):
         readings.append(path[found.end() :].replace("\\", "/"))
+        readings += _cut_host(path, sent)
     if path.endswith("\n"):
         readings.append(path[:-1])
     script, found_info, info = path.partition(".php/")
@@ -142,6 +180,16 @@ def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
         if b"%" in sent:
             readings.append(decode(_PARAMETERS_SENT.sub(b"", sent)))
     return tuple([meaning for each in readings for meaning in _list_dotted(each)])
+
+
+def _cut_host(path: str, sent: bytes) -> list[str]:
+    """A decoded path without the host before it, of which a `%2f` is a part as it was sent, and a `\\`."""
+    whole = sent or path.encode("utf-8", "surrogatepass")
+    found = _HOST_SENT.match(whole)
+    if found is None or not (b"%" in found[0] or b"\\" in found[0]):
+        return []
+    rest = whole[found.end() :]
+    return [decode(rest) if sent else rest.decode("utf-8", "surrogatepass")]
 
 
 def _list_dotted(path: str) -> list[str]:

@@ -6,6 +6,10 @@ import asyncio
 import json
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
+
+_SENT = "/\\:;|[]{}!$&'()*+,=@"
+"""What clients send as it is, besides letters and digits."""
 
 
 class Answer:
@@ -58,8 +62,8 @@ def make_scope(
     pairs = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     return {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": method,
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": pairs,
-        "client": (peer, 1234), "server": ("127.0.0.1", 80), "state": {}, **others,
+        "path": path, "raw_path": quote(path, safe=_SENT).encode(), "query_string": b"", "root_path": "",
+        "headers": pairs, "client": (peer, 1234), "server": ("127.0.0.1", 80), "state": {}, **others,
     }  # fmt: skip
 
 

@@ -6,13 +6,16 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from urllib.parse import unquote_to_bytes
+from io import BytesIO
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from wsgiref.simple_server import WSGIRequestHandler
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from netlimit.l7.document import parse_document
+from netlimit.l7.forms import find_misfit
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.targets import (
     LONGEST,
@@ -59,7 +62,8 @@ def test_a_path_is_one_however_it_is_written(target: str) -> None:
         ("/a/..", "/"), ("/login/", "/login/"), ("/login/.", "/login/"), ("/login/a/..", "/login/"),
         ("/?#//..", "/"),
         ("/Login", "/Login"), ("/%256cogin", "/%6cogin"), ("/login%23", "/login#"), ("/login%3F", "/login?"),
-        ("/%", "/%"), ("/..a", "/..a"), ("/%C3%A9", "/\u00e9"), ("/\u00e9", "/\u00e9"), ("/%ff", "/\ufffd"),
+        ("/%25", "/%"), ("/..a", "/..a"), ("/%C3%A9", "/\u00e9"), ("/%ff", "/\ufffd"), ("/%20", "/ "),
+        ("/a|b[c]{d}^`\"<>'", "/a|b[c]{d}^`\"<>'"), ("/login?\u00e9 %zz", "/login"), ("/login#\u00e9", "/login"),
     ],
 )  # fmt: skip
 def test_what_it_means_stays(target: str, path: str) -> None:
@@ -70,7 +74,7 @@ def test_what_servers_read_in_two_ways_is_both() -> None:
     assert read_paths(b"/files/../x") == ("/x", "/files/../x")
     assert read_paths(b"/files/./%2e%2E//x?a=/../") == ("/x", "/files/../x")
     assert read_paths(b"/files/x..y/..z") == ("/files/x..y/..z",)
-    assert read_paths(b"\xff/../\x00") == ("/\x00", "/\ufffd/../\x00")
+    assert read_paths(b"%ff/../%00") == ("/\x00", "/\ufffd/../\x00")
     assert read_paths(b"/./a/..///././") == ("/", "/a/../")
     assert read_paths(b"/a/../b//.") == ("/b/", "/a/../b/", "/b")
     assert read_paths(b"/login/.") == read_paths(b"/login/x/..")[::2] == ("/login/", "/login")
@@ -131,13 +135,65 @@ def test_a_path_has_the_limits_of_what_routers_of_one_language_make_of_it_too(ta
         "//x:80/login",
         "//x/%6cogin",
         "//x/a/../login",
+        "//x%2fy/login",
+        "//x\\y/login",
+        "//x%5cy/%6cogin",
+        "//x%2f%2f/login",
+        "//x%3fy/login?z",
+        "http://h//x%2fy/login",
     ],
 )
 def test_what_begins_with_a_host_may_be_what_follows(target: str) -> None:
-    """As the URL of JavaScript reads it against a base (RFC 3986, 4.2)."""
+    """As the URL of JavaScript reads it against a base (RFC 3986, 4.2), and those of Python and PHP (`parse_url`), to
+    which a host ends at the first `/` of what was sent."""
     paths = read_paths(target.encode())
     assert "/login" in paths
     assert len(paths) <= 5
+
+
+@given(st.lists(st.sampled_from(["%2f", "%5c", "%3f", "%23", "%6c", "\\", "x", ":", "@"])).map("".join))
+def test_a_host_ends_where_a_library_has_it(host: str) -> None:
+    path = unquote(urlsplit(f"//x{host}/login").path)
+    assert path == "/login"
+    with suppress(Ambiguous):
+        assert path in read_paths(f"//x{host}/login".encode())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/login\xa0", b"/login\x85", b"/login\xa0\x85", b"//login\xa0", b"http://h/login\xa0", b"/\xff\xfe",
+        b"\xa0/login", "/caf\u00e9".encode(), b"/a\tb", b"/login\x0b", b"/login\x1c", b"/login ", b"/login\x7f",
+        b"/a\nb", b"/\0",
+        b"/%u006cogin", b"/%6<ogin", b"/x/%u002e%u002e/login", b"/x%u002f../login", b"/%", b"/login%", b"/%zz", b"/%2",
+    ],
+)  # fmt: skip
+def test_what_no_path_is_sent_as_is_not_read(target: bytes) -> None:
+    """Servers of Python end a request line at `\\xa0`, and `%u006c` is a letter to Jetty."""
+    with pytest.raises(Ambiguous, match="encode it"):
+        read_paths(target)
+
+
+class Handler(WSGIRequestHandler):
+    """Reads a request line as wsgiref does, and what is made of it: gevent and eventlet read it likewise."""
+
+    def __init__(self, line: bytes) -> None:
+        self.raw_requestline, self.rfile, self.wfile = line, BytesIO(b"\r\n"), BytesIO()
+        self.client_address = ("", 0)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@given(st.lists(st.sampled_from([b"\xa0", b"\x85", b"/", b"x", b"?", b"%20", b"%a0"])).map(b"".join))
+def test_a_server_that_ends_a_target_elsewhere_serves_nothing_that_is_read_otherwise(rest: bytes) -> None:
+    target = b"/login" + rest
+    handler = Handler(b"GET %b HTTP/1.1\r\n" % target)
+    assume(handler.parse_request())
+    served = unquote_to_bytes(handler.path.partition("?")[0]).decode("utf-8", "replace")
+    assume(served == "/login")
+    with suppress(Ambiguous):
+        assert served in read_paths(target)
 
 
 @pytest.mark.parametrize("target", ["/b//../login", "/b/x//../../login", "/b/x///../../../login", "/c/..//b//../login"])
@@ -219,7 +275,7 @@ def test_a_path_that_may_mean_many_things_is_not_read() -> None:
 
 
 def test_a_path_that_means_one_thing_may_have_many_parts() -> None:
-    for target in (b"/a" * 4000, b"/%61" * 2000, b"/a//b" * 1000, "/한".encode() * 2000, b"/a" * 4000 + b"?;/../"):
+    for target in (b"/a" * 4000, b"/%61" * 2000, b"/a//b" * 1000, b"/%ED%95%9C" * 2000, b"/a" * 4000 + b"?;/../"):
         assert len(read_paths(target)) == 1
 
 
@@ -240,6 +296,31 @@ def test_a_host_is_one_however_it_is_written(host: str) -> None:
 )  # fmt: skip
 def test_hosts_that_are_addresses_or_none(host: str, plain: str) -> None:
     assert plain_host(host.encode()) == plain
+
+
+@pytest.mark.parametrize("raw", [b"/log\xa0in", b"/log%u0069n", b"/log in", b"/log%in", b"/login\x1c"])
+def test_the_middleware_does_not_read_what_no_path_is_sent_as(raw: bytes) -> None:
+    """As far as the server says how it came."""
+    rules = RuleSet({"app": parse_document(RULES).root})
+
+    async def main() -> None:
+        compares = limited(limits=lambda: rules, domain="app", exempt=["/log*"])
+        weighs = limited("9/minute", hits=lambda scope: 1)
+        for app in (compares, weighs):
+            answer = await ask(app, decode(raw), raw_path=raw)
+            assert (answer.status, "encode it" in answer.json()["detail"]) == (400, True)
+            assert (await ask(app, decode(raw), raw_path=None)).status == 200
+            assert (await ask(app, decode(raw))).status == 200
+        assert (await ask(limited("9/minute"), decode(raw), raw_path=raw)).status == 200
+        assert (await ask(limited("1/minute", exempt=["/a"]), "/a", raw_path=raw)).status == 200
+
+    run(main())
+
+
+def test_a_rule_is_written_in_letters_as_they_are() -> None:
+    for path in ("/caf\u00e9", "/100%", "/a b", "/caf\u00e9/*", "/100%*"):
+        assert find_misfit("path", path) is None
+    assert find_misfit("path", "/caf%C3%A9") is not None
 
 
 def test_the_middleware_compares_so_too() -> None:

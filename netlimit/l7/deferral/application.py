@@ -12,7 +12,7 @@ from netlimit.l7.identity import Extractor
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
 from netlimit.l7.rules import RuleSet
-from netlimit.l7.targets import Ambiguous, take_path
+from netlimit.l7.targets import take_path
 
 PREFIX = "/v1/defer"
 _POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
@@ -66,8 +66,8 @@ class DeferralApp:
             "path": scope["path"].removeprefix(PREFIX),
             "raw_path": raw.removeprefix(PREFIX.encode()) if raw else None,
         }
-        if self._extraction.is_ambiguous(wanted):
-            return await complain(send, 400, str(Ambiguous()))
+        if (doubt := self._extraction.find_doubt(wanted)) is not None:
+            return await complain(send, 400, str(doubt))
         address = self._find_address(scope)
         descriptors = self._extraction(wanted)
         lines = find_lines(self._rules().find_counting(self._domain, descriptors))

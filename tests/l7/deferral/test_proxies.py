@@ -198,6 +198,8 @@ def test_what_may_mean_too_much_is_not_kept(tmp_path: Path) -> None:
         app = DeferralApp(deferral, Limiter(lambda: rules, MemoryStore()), lambda: rules, "web", EXTRACTORS)
         answer = await ask(app, f"/v1/defer/a{'/..;//' * 100}", method="POST")
         assert (answer.status, "more than 128 parts" in answer.json()["detail"]) == (400, True)
+        answer = await ask(app, "/v1/defer/a\u00e9", method="POST", raw_path=b"/v1/defer/a\xe9")
+        assert (answer.status, "encode it" in answer.json()["detail"]) == (400, True)
         await deferral.stop()
 
     asyncio.run(main())

@@ -320,6 +320,15 @@ def test_a_path_that_may_mean_too_much_is_refused(http: httpx.Client, client: st
     assert ask(http, "key=remote_address", X_Forwarded_For=client, X_Forwarded_Uri=uri).status_code == 200
 
 
+@pytest.mark.parametrize("uri", [b"/login\xa0", "/caf\u00e9".encode(), b"/%u006cogin", b"/log\tin", b"/login%"])
+def test_what_no_path_is_sent_as_is_refused(http: httpx.Client, client: str, uri: bytes) -> None:
+    for key in ("path", "remote_address,path", "remote_address,header:path"):
+        answer = http.get(f"/v1/auth?domain=web&key={key}", headers={"X-Forwarded-Uri": uri, "path": uri + b"."})
+        assert (answer.status_code, answer.json()["field"]) == (422, "key")
+        assert "encode it" in answer.json()["detail"]
+    assert ask(http, "key=remote_address", X_Forwarded_For=client, X_Forwarded_Uri=uri).status_code == 200
+
+
 DOOR = """
 domain: web
 descriptors:

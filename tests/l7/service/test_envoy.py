@@ -396,6 +396,16 @@ def test_a_path_that_may_mean_too_much_is_refused(envoy: Asker, served: Served) 
     assert httpx.post(f"http://{served.place}/json", content=MessageToJson(question)).status_code == 429
 
 
+@pytest.mark.parametrize("path", [b"/login\xa0", b"/login\x85", b"/%u06cogin", b"/login%zz", b"/login\x1cx"])
+def test_what_no_path_is_sent_as_is_refused(envoy: Asker, path: bytes) -> None:
+    asked = describe(remote_address=someone()), describe(remote_address=someone(), path="@" * len(path))
+    question = RateLimitRequest(domain="web", descriptors=asked).SerializeToString()
+    answer = envoy.ask_bytes(question.replace(b"@" * len(path), path))
+    assert answer.overall_code == OVER
+    assert [status.code for status in answer.statuses] == [OVER, OVER]
+    assert "encode it" in json.loads(answer.raw_body)["detail"]
+
+
 def test_of_a_path_that_means_two_things_one_status_tells(envoy: Asker) -> None:
     """Whatever it means, Envoy has asked one question, and is told the limit of what is limited."""
     who = someone()
