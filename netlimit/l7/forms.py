@@ -91,6 +91,8 @@ def _find_misfit_of_client(value: str) -> str | None:
         return _word_no_address(value) if _LIKE_ADDRESS.fullmatch(value) else None
     if "/" not in value:
         return None
+    if network.version == 6 and network.is_link_local:
+        return "A link-local client is told by its address, not by a network such as this; `fe80:*` stands for many."
     if network.version == 4 or network.prefixlen != BLOCK:
         told = f"an IPv4 client is told by its address, one of IPv6 by its /{BLOCK}"
         return f"No client is told by a network such as this: {told}. A `*` stands for many: `10.1.*`."

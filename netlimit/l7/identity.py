@@ -31,6 +31,7 @@ HOPS = 32
 """So many addresses of a chain of proxies are looked at."""
 BLOCK = 64
 """Bits of the prefix of an IPv6 client's block."""
+_LINK_LOCAL = IPv6Network("fe80::/10")
 _MOST_SEEN = 4096
 _LONGEST = 64
 """Letters of an address at most, and of what is remembered: a text may come with megabytes."""
@@ -68,7 +69,8 @@ def read_address(text: str) -> str | None:
 
 def find_block(address: str, prefix: int = BLOCK) -> str:
     """Whom to count an address to: itself, or the block of an IPv6 one, in which a client may choose freely. What a
-    translator gives to a host of IPv4 none can choose, and its neighbours are others' hosts."""
+    translator gives to a host of IPv4 none can choose, and its neighbours are others' hosts. A link-local one is
+    counted whole: all on all links are in the block."""
     if ":" not in address or prefix == 128:
         return address
     return _find_block(address, prefix, find_translators())
@@ -76,7 +78,8 @@ def find_block(address: str, prefix: int = BLOCK) -> str:
 
 @lru_cache(_MOST_SEEN)
 def _find_block(address: str, prefix: int, translators: Translators) -> str:
-    if translators.translate(IPv6Address(address)):
+    place = IPv6Address(address)
+    if place in _LINK_LOCAL or translators.translate(place):
         return address
     return str(ip_network(f"{address}/{prefix}", strict=False))
 
@@ -94,7 +97,10 @@ def find_told(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_network(address: str) -> str:
-    """The network that an address is likely to share with others of the same owner: its /24, of an IPv6 one its /48."""
+    """The network that an address is likely to share with others of the same owner: its /24, of an IPv6 one its /48.
+    All link-local ones are of one, since a host gives itself as many as it likes."""
+    if _is_link_local(address):
+        return str(_LINK_LOCAL)
     return find_block(address, 48) if ":" in address else address.rpartition(".")[0]
 
 
@@ -103,9 +109,14 @@ def find_culprit(text: str) -> str | None:
     which a client may choose freely. Such a block may be told as it is; None for what is no client."""
     place, slash, length = text.partition("/")
     address = read_address(place)
-    if address is None or (slash and (":" not in address or length != "64")):
+    if address is None or (slash and (":" not in address or length != "64" or _is_link_local(address))):
         return None
     return find_block(address)
+
+
+def _is_link_local(address: str) -> bool:
+    """Whether an address in its usual form is one of fe80::/10."""
+    return address.startswith("fe") and IPv6Address(address) in _LINK_LOCAL
 
 
 class ClientAddress:
@@ -247,7 +258,31 @@ def _fold(name: bytes) -> bytes:
 
 def header(name: str) -> Extractor:
     """The value of a header, the first one as Starlette takes it: a second is no way around a limit. Where there is
-    none, that of one with `_` for `-`, which is the same to whoever makes variables of fields (Django)."""
+    none, that of one with `_` for `-`, which is the same to whoever makes variables of fields (Django). It is told
+    without blanks around it."""
+    find = field(name)
+
+    def find_stripped(scope: Scope) -> str | None:
+        value = find(scope)
+        return None if value is None else _strip(value)
+
+    return find_stripped
+
+
+def _strip(value: str) -> str:
+    """A value (Latin-1) without blanks around it, those beyond ASCII as well, which servers of Python and applications
+    strip: with one of them `k1` would be another key here, and the same there. In UTF-8 a letter may end in such a
+    byte."""
+    if value.isascii():
+        return value.strip()
+    try:
+        return value.encode("latin-1").decode().strip().encode().decode("latin-1")
+    except UnicodeDecodeError:
+        return value.strip()
+
+
+def field(name: str) -> Extractor:
+    """The same just as it was sent."""
     wanted = name.lower().encode()
     folded = _fold(wanted)
 

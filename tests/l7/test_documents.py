@@ -408,6 +408,10 @@ def test_a_network_that_no_client_is_told_by_is_warned_of(value: str) -> None:
     (warning,) = parse_document(text % ("remote_address", "2001:db8::7/64")).warnings
     assert "in its plain form, '2001:db8::/64'" in str(warning)
     assert not parse_document(text % ("network", value)).warnings
+    (warning,) = parse_document(text % ("remote_address", "fe80::/64")).warnings
+    assert "A link-local client is told by its address" in str(warning)
+    for other in ("fe80::1", "fe80:*"):
+        assert not parse_document(text % ("remote_address", other)).warnings
 
 
 def warn_of(key: str, value: str) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import tracemalloc
 from time import thread_time
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from starlette.authentication import SimpleUser, UnauthenticatedUser
@@ -16,6 +18,7 @@ from netlimit.l7.identity import (
     ClientAddress,
     api_key,
     find_culprit,
+    find_network,
     hash_key,
     header,
     plain_client,
@@ -97,7 +100,19 @@ class TestClientAddress:
         assert ClientAddress(prefix=56)(make_scope("2001:db8:1:2ff::1")) == "2001:db8:1:200::/56"
         assert ClientAddress(prefix=128)(make_scope("2001:db8::1")) == "2001:db8::1"
         assert ClientAddress()(make_scope("::ffff:192.0.2.1")) == "192.0.2.1"
-        assert ClientAddress()(make_scope("fe80::1%eth0")) == "fe80::/64"
+
+    def test_of_a_link_each_address_is_a_client(self) -> None:
+        """fe80::/64 is there on each link, with everybody in it; whose link it is the address does not tell."""
+        for client in ("fe80::1", "fe80::1%eth0", "fe80::2", "febf::1"):
+            whole = client.partition("%")[0]
+            assert ClientAddress()(make_scope(client)) == find_culprit(client) == plain_client(client.encode()) == whole
+            assert ClientAddress(prefix=48)(make_scope(client)) == whole
+        assert find_network("fe80::1") == find_network("fe80::a:2") == "fe80::/10"
+        assert find_shared_network("fe80::1") == find_shared_network("fe80::a:2")
+        assert find_culprit("fe80::/64") is None
+        assert ClientAddress()(make_scope("fec0::1")) == "fec0::/64"
+        assert ClientAddress()(make_scope("fe8::1")) == find_culprit("fe8::/64") == "fe8::/64"
+        assert find_network("fe8::1") == "fe8::/48"
 
     @pytest.mark.parametrize("host", ["64:ff9b::c633:6409", "64:ff9b::198.51.100.9"])
     def test_a_host_behind_a_translator_is_itself(self, host: str) -> None:
@@ -198,6 +213,11 @@ class TestClientAddress:
             ClientAddress(prefix=0)
 
 
+class Quiet(WSGIRequestHandler):
+    def log_message(self, *words: object) -> None:
+        pass
+
+
 class TestKeys:
     def test_an_api_key_is_known_by_its_hash_alone(self) -> None:
         found = api_key()(make_scope(x_api_key="s3cret"))
@@ -216,6 +236,38 @@ class TestKeys:
     @pytest.mark.parametrize("written", ["Bearer\ts3cret", "bearer \t s3cret\t", "Bearer s3cret 1", "Bearer\x0bs3cret"])
     def test_a_bearer_token_is_what_applications_split_off(self, written: str) -> None:
         assert api_key("Authorization")(make_scope(authorization=written)) == hash_key("s3cret")
+
+    @pytest.mark.parametrize(
+        "around", ["\xa0", "\x85", "\xa0\x85", "\t", "\x0b", "\x1c", "\xc2\xa0", "\xe2\x80\x83", " \xa0 "]
+    )
+    def test_blanks_around_a_key_make_no_other_key(self, around: str) -> None:
+        """Servers and applications strip them: to them it is the same."""
+        for written in (f"k1{around}", f"{around}k1", f"{around}k1{around}"):
+            assert api_key()(make_scope(x_api_key=written)) == hash_key("k1")
+            assert api_key("Authorization")(make_scope(authorization=f"Bearer k1{around}")) == hash_key("k1")
+            assert header("X-Device")(make_scope(x_device=written)) == "k1"
+
+    @pytest.mark.parametrize("value", ["k 1", "k\xa01", "caf\xc3\xa9", "citt\xc3\xa0", "k\xe9", "", "k1\xc2"])
+    def test_what_is_no_blank_around_it_stays(self, value: str) -> None:
+        assert header("X-Device")(make_scope(x_device=value)) == value
+
+    @pytest.mark.parametrize("around", ["\xa0", "\x85\x85", "\xa0\x85 "])
+    def test_of_what_a_server_makes_one_key_one_is_counted(self, around: str) -> None:
+        """wsgiref, and gevent likewise."""
+        seen: list[str] = []
+
+        def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+            seen.append(environ["HTTP_X_API_KEY"])
+            start_response("200 OK", [("Content-Length", "0")])
+            return [b""]
+
+        with make_server("127.0.0.1", 0, application, handler_class=Quiet) as server:
+            for written in ("k1", f"k1{around}", f"{around}k1"):
+                with socket.create_connection(server.server_address) as client:
+                    client.sendall(f"GET / HTTP/1.0\r\nX-API-Key: {written}\r\n\r\n".encode("latin-1"))
+                    server.handle_request()
+                assert hash_key(seen[-1]) == api_key()(make_scope(x_api_key=written))
+        assert seen == ["k1"] * 3
 
     def test_a_field_with_underscores_is_the_one_that_variables_are_made_of(self) -> None:
         scope = make_scope()

@@ -128,6 +128,8 @@ def _is_crowd(key: str) -> bool:
 
 def find_network(client: str) -> str:
     """As `netlimit.l7.identity.find_network`, nearly, and of whatever text: it is called for all keys at once."""
+    if client.startswith("fe80:"):
+        return "fe80:"
     if ":" in client and not client.startswith(_STRANGE) and ("/" in client or not _is_translated(client)):
         return ":".join(client.split(":", 3)[:3])
     return client.rpartition(".")[0] or client

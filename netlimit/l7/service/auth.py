@@ -14,7 +14,7 @@ from netlimit.l7.decision import new
 from netlimit.l7.escalation import Askers
 from netlimit.l7.gate import Client
 from netlimit.l7.headers import Family, make_headers
-from netlimit.l7.identity import PLAIN, ClientAddress, Extractor, Scope, api_key, find_told, header
+from netlimit.l7.identity import PLAIN, ClientAddress, Extractor, Scope, api_key, field, find_told, header
 from netlimit.l7.limiter import Verdict
 from netlimit.l7.listening import ClientGone, Listener, Receive
 from netlimit.l7.methods import find_heads, read_method, take_for_get
@@ -160,7 +160,7 @@ class Authorizer:
             return _make_told(key, partial(_give, value), "utf-8")
         kind, named, name = text.partition(":")
         if kind == "header" and name:
-            return _make_told(name.lower(), header(name), "latin-1")
+            return _make_told(name.lower(), (field if name.lower() in PLAIN else header)(name), "latin-1")
         find = self._known.get(text)
         if find is None or named:
             known = ", ".join(self._known)
@@ -271,7 +271,7 @@ def _find_others(of_paths: tuple[tuple[Part, ...], ...], scope: Scope) -> Iterat
 
 
 # What the proxy is to say, in fields of which no other form is read: it sets these, and lets others through.
-_find_uri, _find_method, _find_host = (header(f"X-Forwarded-{name}") for name in ("Uri", "Method", "Host"))
+_find_uri, _find_method, _find_host = (field(f"X-Forwarded-{name}") for name in ("Uri", "Method", "Host"))
 
 
 def find_path(scope: Scope) -> str:

@@ -87,7 +87,14 @@ def _read_descriptor(descriptor: Any) -> Descriptor:
 
 
 def _read_entry(key: str, value: bytes) -> Entry:
-    return Entry(key, PLAIN.get(key, _decode)(value))
+    return Entry(key, PLAIN.get(key, _read_value)(value))
+
+
+def _read_value(value: bytes) -> str:
+    """A value without the blanks around it that servers strip from a field (`header`). A mere blank Envoy has stripped
+    itself: it is there since somebody has written it so."""
+    told = _decode(value)
+    return told if told.isascii() and told.isprintable() else told.strip()
 
 
 def _list_others(question: Any, descriptors: Sequence[Descriptor]) -> _Others:

@@ -311,6 +311,12 @@ def test_what_is_another_host_to_others_is_none(http: httpx.Client, host: bytes)
     assert ask(http, "key=remote_address", X_Forwarded_Host=host).status_code == 200
 
 
+def test_blanks_around_a_key_make_no_other_key(http: httpx.Client) -> None:
+    key = someone().encode()
+    written = [key, key + b"\xa0", b"\x85" + key, b"\xa0" + key + b"\x85\xa0", key + b"\xc2\xa0"]
+    assert [ask(http, "key=header:X-Tenant", X_Tenant=each).status_code for each in written] == [200, *[403] * 4]
+
+
 def test_a_path_that_may_mean_too_much_is_refused(http: httpx.Client, client: str) -> None:
     uri = "/login" + "/..;//" * 100
     for key in ("path", "remote_address,path", "header:path"):

@@ -293,6 +293,16 @@ def test_whatever_a_client_sends_is_counted(envoy: Asker, value: bytes) -> None:
     assert [envoy.ask_bytes(question).overall_code for _ in range(4)] == [OK, OK, OK, OVER]
 
 
+@pytest.mark.parametrize("around", [b"\xa0", b"\x85", b"\x1c", b"\t", "\u00a0\u2003".encode(), b" \x85 "])
+def test_blanks_around_a_key_make_no_other_key(envoy: Asker, around: bytes) -> None:
+    def ask(written: bytes) -> int:
+        bare = RateLimitRequest(domain="web", descriptors=[describe(caller="@" * len(written))]).SerializeToString()
+        return envoy.ask_bytes(bare.replace(b"@" * len(written), written)).overall_code
+
+    key = someone().encode()
+    assert [ask(written) for written in (key, key + around, around + key, b" " + key)] == [OK, OVER, OVER, OK]
+
+
 def test_a_message_that_is_too_large_is_refused(envoy: Asker) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         envoy.ask(describe(user="a" * LARGEST))
