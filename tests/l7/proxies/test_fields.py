@@ -23,16 +23,18 @@ descriptors:
     on_limit: defer
     rate_limit: {unit: second, requests_per_unit: 1}
 """
+OF_PATHS = ["X-Forwarded-Prefix", "X-Forwarded-Path", "X-Forwarded-Uri", "X-Script-Name", "X-Forwarded-Script-Name",
+            "Script-Name", "Path-Info", "X-Traversal-Path", "X-Original-URL", "X-Original-URI", "X-Request-URI",
+            "X-Rewrite-URL", "X-Rewrite-URI", "X-HTTP-Path-Override", "X-Envoy-Original-Path", "X-Waws-Unencoded-URL",
+            "Daphne-Root-Path"]  # fmt: skip
+"""By these some applications and servers take another path than the one that is sent."""
 FIELDS = {
     "X_Api_Key": "s3cret",
     "X_Forwarded-For": "192.0.2.1",
     "X-Forwarded-For": "192.0.2.1",
     "X-Forwarded-Host": "other.example",
     "X-Forwarded-Proto": "http://other.example/other?",
-    "X-Forwarded-Prefix": "/other",
-    "X-Original-URL": "/other",
-    "X-Rewrite-URL": "/other",
-    "Daphne-Root-Path": "/other",
+    **dict.fromkeys(OF_PATHS, "/other"),
     "Forwarded": "for=192.0.2.1;host=other.example",
 }
 """What a client says of itself, of somebody else, or of what it asks for."""
@@ -63,7 +65,7 @@ def test_a_host_that_is_a_list_is_no_other_one_to_who_reads_its_end(name: str, t
 
 def check(told: dict[str, str], name: str) -> None:
     assert not [field for field in told if "_" in field]
-    assert not told.keys() & {"forwarded", "x-forwarded-prefix", "x-original-url", "x-rewrite-url", "daphne-root-path"}
+    assert not told.keys() & {"forwarded", *map(str.lower, OF_PATHS)}
     assert told["x-forwarded-proto"] == "http"
     assert told.get("x-forwarded-host", told["host"]) == told["host"] == "host.example"
     believed = [address.strip() for address in told["x-forwarded-for"].split(",")]
