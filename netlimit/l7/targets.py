@@ -117,7 +117,7 @@ def find_sent(scope: Mapping[str, Any]) -> bytes:
 def find_doubt(scope: Mapping[str, Any]) -> Ambiguous | None:
     """Why it cannot be told what the path of such a request means, as far as that is known; None of most. Servers
     answer by themselves what may not be sent, or say in `raw_path` how it came."""
-    if _NOT_SENT.search(scope.get("raw_path") or b""):
+    if _NOT_SENT.search((scope.get("raw_path") or b"").partition(b"?")[0]):
         return Unencoded()
     return Ambiguous() if is_ambiguous(scope["path"]) else None
 
