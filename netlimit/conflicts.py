@@ -188,7 +188,8 @@ class HostReport:
     tracking remembers a connection that was reset (0: it tracks none). `foreign` are root qdiscs of others by device,
     as tc says them, `ahead` the filters of others before ours on the ingress of devices, `barred` what keeps ours from
     being there, `skipped` who is not asked for ours is there all the same, `clsacts` the devices with such a qdisc that
-    we use, `redirecting` the filters that lead what comes in out by another device, `rewriting` those that translate
+    we use, `charged` those with queues of ours that have no program on their egress, and why, `redirecting` the filters
+    that lead what comes in out by another device, `rewriting` those that translate
     its addresses, `editing` those that write something into it, `handing` those that hand it to another device,
     `looping` those that do so to loopback, `mirroring` those that hand a copy of it to one, `diverting` those that have
     what leaves leave by another device, `returning` those that have it, or a copy, come in by one, `translators`
@@ -226,6 +227,7 @@ class HostReport:
     barred: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     clsacts: tuple[str, ...] = ()
+    charged: Mapping[str, str] = field(default_factory=dict)
     redirecting: Mapping[str, str] = field(default_factory=dict)
     rewriting: Mapping[str, str] = field(default_factory=dict)
     editing: Mapping[str, str] = field(default_factory=dict)
@@ -277,6 +279,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_ahead,
         _find_barred,
         _find_kept,
+        _find_charged,
         _find_redirected,
         _find_brouted,
         _find_rewritten,
@@ -611,6 +614,20 @@ def _find_kept(report: HostReport) -> Iterator[Finding]:
             "cannot modify`).",
             "Filters can be added to it as well, not by `parent ffff:` but by `tc filter add dev … ingress …`. Or run "
             "`netlimit teardown`, let the others add theirs, with which netlimit does, too, and then `netlimit apply`.",
+        )
+
+
+def _find_charged(report: HostReport) -> Iterator[Finding]:
+    """Where packets that wait are charged to the sockets of this host that they are from."""
+    for device, why in sorted(report.charged.items()):
+        yield Finding(
+            "full sockets",
+            Severity.WARNING,
+            f"What this gateway itself sends by {device} is charged to the socket that sent it while it waits: one "
+            "host that is shaped there, and asks much, can keep a service with a single socket (DNS by UDP, say) from "
+            f"answering anybody. {why[:1].upper()}{why[1:]}",
+            "Take that away; or have a rule that drops (`action: drop`) hold the UDP of such hosts somewhat below the "
+            "rate that they are shaped to.",
         )
 
 

@@ -147,7 +147,7 @@ def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] =
         _let_lock(Path(iptables.LOCK), user)
         proc_files.load_modules()
         _let_read(user)
-        _pin_program(user)
+        _pin_programs(user)
         _leave_ports(user)
         _find_out(user, capabilities)
 
@@ -295,22 +295,23 @@ def _let_read(user: pwd.struct_passwd) -> None:
             _tell_kept(Path(path), user, error)
 
 
-def _pin_program(user: pwd.struct_passwd) -> None:
-    """Leave the program of root filters where the controller may open it. Where that cannot be, the probe says why
-    nobody shapes."""
-    from netlimit.kernel import tc
+def _pin_programs(user: pwd.struct_passwd) -> None:
+    """Leave the programs of root filters, and of what leaves a device, where the controller may open them. Where that
+    cannot be, the probe says why nobody shapes, and the controller what is shaped without the second."""
+    from netlimit.kernel import egress, tc
 
-    place = Path(tc.PINNED)
+    place = Path(tc.PINNED).parent
     try:
-        with made_directory(place.parent, 0o750):
-            _mount_bpf_files(place.parent)
-        with made_directory(place.parent) as directory:  # what is mounted there
-            place.unlink(missing_ok=True)
-            tc.pin_lead()
+        with made_directory(place, 0o750):
+            _mount_bpf_files(place)
+        with made_directory(place) as directory:  # what is mounted there
             give(directory, 0, user.pw_gid, 0o750)
-            give_unopened(place.name, directory, user.pw_gid, 0o640)
+            for path, pin in ((Path(tc.PINNED), tc.pin_lead), (Path(egress.PINNED), egress.pin)):
+                path.unlink(missing_ok=True)
+                pin()
+                give_unopened(path.name, directory, user.pw_gid, 0o640)
     except (OSError, KernelError) as error:
-        typer.echo(f"netlimit: The program for queues cannot be pinned in {place.parent}: {error}", err=True)
+        typer.echo(f"netlimit: The programs for queues cannot be pinned in {place}: {error}", err=True)
 
 
 def _mount_bpf_files(place: Path) -> None:

@@ -6,7 +6,6 @@ over the maps of the old one, so that entries, counters and what was seen outliv
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import socket
@@ -19,7 +18,7 @@ from pyroute2 import IPRoute
 
 from netlimit.errors import KernelError
 from netlimit.ingress import Ingress, IngressLane
-from netlimit.kernel import rtnetlink
+from netlimit.kernel import clsact, egress, queues, rtnetlink
 from netlimit.kernel.base import Reading
 from netlimit.kernel.bpf import load_program, read_program
 from netlimit.kernel.maps import Kind, Map
@@ -58,15 +57,12 @@ _PRIORITY = 0xFFFF
 _HANDLE = 1
 _INFO = _PRIORITY << 16 | socket.htons(3)
 """The priority, and all protocols (ETH_P_ALL)."""
-_CLSACT, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFFFFF2, 0xFFFFFFF3
+_INGRESS, _EGRESS = clsact.INGRESS, clsact.EGRESS
 _ROOT_QDISC = 0
 """As the parent of filters: those of the root qdisc, whatever its handle."""
 _UNFILTERED = ("noqueue", "pfifo_fast", "mq", "tbf")
 """What most devices have for a root, and takes no filters."""
-_CLSACTS = (_CLSACT,)
-"""What qdiscs of the kinds clsact and ingress hang on."""
-_DELETE_QDISC, _DELETE_FILTER = 37, 45
-_KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK, _EGRESS_BLOCK = 1, 2, 11, 13, 14
+_KIND, _OPTIONS, _CHAIN = 1, 2, 11
 _BPF_ACTION, _BPF_LENGTH, _BPF_CODE, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 4, 5, 6, 7, 11
 _KEEPER = struct.pack("=HBBIHBBI", 0, 0, 0, int.from_bytes(b"nl-k"), 6, 0, 0, 0)
 """The program of that filter: it loads a number by which it is known, for classic ones have no name, and returns 0."""
@@ -115,7 +111,7 @@ def read_ingress(early: EarlyChains) -> Hooks:
     """The devices that have our program, with its digest; empty where it redirects to what is not there any more, or
     not up. Which others can have none depends on where chains of nftables stand (`early`), too."""
     names, target = read_names(), _find_target()
-    qdiscs = _read_clsacts()
+    qdiscs = clsact.read_all()
     found: dict[str, str] = {}
     for each in _find_filters(qdiscs):
         works = target is not None and target.up and (each.target, each.place) == (target.index, _INFO)
@@ -209,7 +205,7 @@ def _find_acting(hook: int, matches: Callable[[str, bytes], bool]) -> dict[str, 
 def _read_filters(hook: int) -> Iterator[tuple[int, TcMessage]]:
     """All filters at a hook, each with its device, which one of a block that is shared does not tell itself; what
     leaves comes to those of the root qdisc next."""
-    hanging = (_CLSACT, rtnetlink.ROOT) if hook == _EGRESS else _CLSACTS
+    hanging = (clsact.CLSACT, rtnetlink.ROOT) if hook == _EGRESS else clsact.HELD
     for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=hanging):
         kind = _read_text(qdisc.attributes.get(_KIND, b""))
         where = hook if kind in ("clsact", "ingress") else _ROOT_QDISC
@@ -288,6 +284,8 @@ def write_ingress(step: WriteIngress) -> None:
     if step.drop:
         _detach(filters)
         if step.whole:
+            for index in egress.find_devices():
+                egress.withdraw(index)
             _clear({*_find_kept(), *(each.device for each in filters)})
         return
     with _open_maps(filters) as held, ExitStack() as made:
@@ -311,14 +309,14 @@ def try_ingress(device: str) -> None:
 def read_clsacts() -> tuple[str, ...]:
     """The devices, but our own, with a clsact in which a program of ours is, or that is kept for the next one."""
     names = {index: name for index, name in read_names().items() if name != INGRESS_DEVICE}
-    used = {each.device for each in _find_filters() if each.qdisc == "clsact"}
+    used = {each.device for each in _find_filters() if each.qdisc == "clsact"} | egress.find_devices()
     return tuple(sorted(names[index] for index in used.union(_find_kept()) if index in names))
 
 
 def read_kept() -> tuple[str, ...]:
-    """The devices whose clsact is kept for the next program."""
-    names = read_names()
-    return tuple(sorted(names[index] for index in _find_kept() if index in names))
+    """The devices whose clsact is kept for the next program, or holds one on the egress whose tree has gone."""
+    names, left = read_names(), {index for index in egress.find_devices() if not queues.has_own_root(index)}
+    return tuple(sorted(names[index] for index in left.union(_find_kept()) if index in names))
 
 
 # -- programs -------------------------------------------------------------------------------------------------------
@@ -364,7 +362,7 @@ def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
 
 def _leave_out(indices: dict[str, int]) -> None:
     """Take away devices on which no filter of ours can be put; tell an operator."""
-    barred = _find_barred(_read_clsacts(), read_names(), EarlyChainReader().read())
+    barred = _find_barred(clsact.read_all(), read_names(), EarlyChainReader().read())
     for device in [device for device, index in indices.items() if index in barred]:
         why = barred[indices.pop(device)]
         log.warning("What comes in by %s and ends on this host is not shaped: %s", device, why)
@@ -378,8 +376,7 @@ def _write_filter(index: int, own: int | None, program: int, target: int) -> Non
     """Put a program on a device, in the place of `own`, the number of ours. Where there is none, nothing makes way: who
     has just come first is refused here, and found the next time."""
     with suppress(FileExistsError):  # an older "ingress" does as well
-        clsact = TcMessage(index, _CLSACT & 0xFFFF0000, _CLSACT, 0, {_KIND: b"clsact\0"})
-        rtnetlink.write_one(rtnetlink.NEW_QDISC, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, clsact)
+        clsact.add(index)
     mirred = encode(_MIRRED_PARAMETERS, _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, target))
     action = encode(_KIND, b"mirred\0") + encode(_OPTIONS, mirred)
     options = (
@@ -400,8 +397,8 @@ def _detach(filters: Iterable[_Filter]) -> None:
         if each.qdisc == "clsact" and each.device != target:
             _keep(each.device)
         ours = TcMessage(each.device, each.handle, _INGRESS, each.place, {_KIND: b"bpf\0"})
-        with _unless_gone():
-            rtnetlink.write_one(_DELETE_FILTER, 0, ours)
+        with clsact.unless_gone():
+            rtnetlink.write_one(clsact.DELETE_FILTER, 0, ours)
     _clear({target})  # nothing of others waits there
 
 
@@ -409,34 +406,25 @@ def _keep(index: int) -> None:
     """Mark a clsact as one of ours, unless it is marked; of what passes nothing is asked about that."""
     options = encode(_BPF_LENGTH, struct.pack("=H", len(_KEEPER) // 8)) + encode(_BPF_CODE, _KEEPER)
     attributes = {_KIND: b"bpf\0", _CHAIN: struct.pack("=I", _UNASKED), _OPTIONS: options}
-    with _unless_gone(), suppress(FileExistsError):
+    with clsact.unless_gone(), suppress(FileExistsError):
         wanted = TcMessage(index, _HANDLE, _INGRESS, _INFO, attributes)
         rtnetlink.write_one(rtnetlink.NEW_FILTER, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, wanted)
 
 
 def _clear(devices: Collection[int]) -> None:
-    """Take away what marks a clsact as ours, and the clsact if it has no other filters. It may be that somebody else
-    has made it, but without filters it does nothing, and whoever wants one adds it as we do. One with a block that is
-    shared is somebody else's: filters may come into the block elsewhere."""
-    shared = _find_shared(_read_clsacts())
-    for index in _find_clsacts() & {*devices}:
+    """Take away what marks a clsact as ours, and the clsact if it has no other filters."""
+    for index in clsact.find_devices() & {*devices}:
         unasked = {_KIND: b"bpf\0", _CHAIN: struct.pack("=I", _UNASKED)}
-        with _unless_gone():
-            rtnetlink.write_one(_DELETE_FILTER, 0, TcMessage(index, _HANDLE, _INGRESS, _INFO, unasked))
-        if index not in shared and not any(map(_has_filters, (index, index), (_INGRESS, _EGRESS))):
-            with _unless_gone():
-                rtnetlink.write_one(_DELETE_QDISC, 0, TcMessage(index, 0, _CLSACT, 0, {}))
+        with clsact.unless_gone():
+            rtnetlink.write_one(clsact.DELETE_FILTER, 0, TcMessage(index, _HANDLE, _INGRESS, _INFO, unasked))
+        clsact.remove_unused(index)
 
 
 def _find_kept() -> Iterator[int]:
     """The devices whose clsact is marked as ours."""
-    for index in _find_clsacts():
+    for index in clsact.find_devices():
         if any(map(_is_keeper, rtnetlink.read_all(rtnetlink.GET_FILTER, index, _INGRESS))):
             yield index
-
-
-def _find_clsacts() -> set[int]:
-    return {each.device for each in _read_clsacts() if _read_text(each.attributes[_KIND]) == "clsact"}
 
 
 def _is_keeper(each: TcMessage) -> bool:
@@ -444,17 +432,8 @@ def _is_keeper(each: TcMessage) -> bool:
     return _read_text(each.attributes[_KIND]) == "bpf" and options.get(_BPF_CODE) == _KEEPER
 
 
-def _has_filters(index: int, parent: int) -> bool:
-    return any(True for _ in rtnetlink.read_all(rtnetlink.GET_FILTER, index, parent))
-
-
-def _read_clsacts() -> list[TcMessage]:
-    """The qdiscs that hold what looks at incoming packets."""
-    return rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=_CLSACTS)
-
-
 def _find_filters(qdiscs: Iterable[TcMessage] | None = None) -> Iterator[_Filter]:
-    for qdisc in _read_clsacts() if qdiscs is None else qdiscs:
+    for qdisc in clsact.read_all() if qdiscs is None else qdiscs:
         kind = _read_text(qdisc.attributes[_KIND])
         if kind in ("clsact", "ingress"):
             for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
@@ -482,7 +461,7 @@ def _find_barred(qdiscs: Iterable[TcMessage], names: Mapping[int, str], early: E
             )
     for qdisc in (each for each in qdiscs if each.device in names):
         name, kind = names[qdisc.device], _read_text(qdisc.attributes[_KIND])
-        if _INGRESS_BLOCK in qdisc.attributes:
+        if clsact.INGRESS_BLOCK in qdisc.attributes:
             found[qdisc.device] = (
                 "its ingress has a filter block that is shared between devices, on which netlimit puts nothing. "
                 f"Without the block (tc qdisc del dev {name} {kind}) it would be."
@@ -514,11 +493,6 @@ def _find_last(index: int) -> str | None:
     return None
 
 
-def _find_shared(qdiscs: Iterable[TcMessage]) -> set[int]:
-    """The devices of which a side has a block that is shared."""
-    return {qdisc.device for qdisc in qdiscs if qdisc.attributes.keys() & {_INGRESS_BLOCK, _EGRESS_BLOCK}}
-
-
 def _read_target(actions: bytes) -> int:
     """The index of the device to which the first action redirects; the kernel says 0 for one that has gone."""
     mirred = decode(decode(decode(actions)[_FIRST_ACTION])[_OPTIONS])
@@ -528,16 +502,6 @@ def _read_target(actions: bytes) -> int:
 
 def _read_text(value: bytes) -> str:
     return decode_name(value)
-
-
-@contextmanager
-def _unless_gone() -> Iterator[None]:
-    """A device may go at any time, and all that hangs on it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENODEV):
-            raise
 
 
 def _read_digest(program: int) -> str:

@@ -9,9 +9,10 @@ import struct
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from netlimit.errors import KernelError
-from netlimit.kernel import rtnetlink
+from netlimit.kernel import clsact, egress, rtnetlink
 from netlimit.kernel.names import read_names
 from netlimit.kernel.rtnetlink import TcMessage
 from netlimit.plain import decode_name
@@ -19,12 +20,15 @@ from netlimit.tree import (
     FIRST_CHILD,
     INGRESS_DEVICE,
     LAST_CHILD,
+    REST,
+    TOP,
     Leaf,
     QueueClass,
     Queues,
     SavedRoot,
     Tree,
     Usage,
+    classid,
     format_handle,
     is_beside,
     is_ours,
@@ -83,14 +87,29 @@ class QueueReader:
             return Tree(major(root.handle))
         if kind(root) == "tbf":
             return _BUCKET
-        filtered = is_filtered(root)
+        filtered, held = is_filtered(root), _find_clsact(qdiscs)
         classes = list(map(rtnetlink.cut_statistics, rtnetlink.read_bodies(rtnetlink.GET_CLASS, root.device)))
         digest = hashlib.blake2b(b"".join((*qdiscs, *classes, bytes([filtered])))).digest()
         before, tree = known.get(device, (b"", Tree(0)))
         if digest != before:
             tree = _make_tree(root, _take_apart(qdiscs), _take_apart(classes), filtered)
         self._known[device] = digest, tree
+        return _leave_out_unreleased(tree, device, root.device, held)
+
+
+def _leave_out_unreleased(tree: Tree, device: str, index: int, held: TcMessage | None) -> Tree:
+    """Where the program is missing that keeps what waits from being charged to sockets, the class of everything is as
+    good as missing: that is written with it."""
+    capped = classid(tree.handle, REST) in tree.classes
+    if device == INGRESS_DEVICE or not egress.is_lacking(device, index, held, capped=capped):
         return tree
+    top = classid(tree.handle, TOP)
+    return replace(tree, classes={number: each for number, each in tree.classes.items() if number != top})
+
+
+def _find_clsact(qdiscs: Iterable[bytes]) -> TcMessage | None:
+    """The qdisc of a device, of the kind clsact or ingress, that holds what is asked before the root."""
+    return next((rtnetlink.take_apart(each) for each in qdiscs if rtnetlink.find_parent(each) in clsact.HELD), None)
 
 
 def _find_root(qdiscs: Iterable[bytes]) -> TcMessage | None:
@@ -165,6 +184,30 @@ def find_index(device: str) -> int | None:
         return socket.if_nametoindex(device)
     except OSError:
         return None
+
+
+def has_class(index: int, number: int) -> bool:
+    """Whether a device has a class, by its classid."""
+    try:
+        return rtnetlink.read_one(rtnetlink.GET_CLASS, index, 0, number) is not None
+    except OSError:  # there is no such qdisc
+        return False
+
+
+def has_own_root(index: int) -> bool:
+    """Whether a device has a tree of ours."""
+    root = read_root(index)
+    return root is not None and is_own_root(root)
+
+
+def find_charged() -> dict[str, str]:
+    """The devices with a tree of ours where what waits is charged to the sockets that sent it, and why."""
+    names, found = read_names(), {}
+    for root in rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=(rtnetlink.ROOT,)):
+        name = names.get(root.device, INGRESS_DEVICE)
+        if name != INGRESS_DEVICE and is_own_root(root) and (why := egress.explain_missing(name, root.device)):
+            found[name] = why
+    return found
 
 
 def is_own_root(root: TcMessage) -> bool:

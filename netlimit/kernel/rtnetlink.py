@@ -110,12 +110,12 @@ def find_parent(body: bytes) -> int:
     return parent
 
 
-def read_one(kind: int, index: int, parent: int) -> TcMessage | None:
-    """What hangs on a parent, None for nothing. Raises OSError."""
+def read_one(kind: int, index: int, parent: int, handle: int = 0) -> TcMessage | None:
+    """What hangs on a parent, or has a handle; None for nothing. Raises OSError."""
     # Without the echo, only those who listen to all changes would be told.
     flags = _ACKNOWLEDGE | _ECHO
     try:
-        bodies = _ask(kind, flags, _TC.pack(0, index, 0, parent, 0)).bodies
+        bodies = _ask(kind, flags, _TC.pack(0, index, handle, parent, 0)).bodies
     except FileNotFoundError:
         return None
     return take_apart(bodies[0]) if bodies else None

@@ -31,6 +31,7 @@ from netlimit.kernel.ingress import (
     read_ifbs,
 )
 from netlimit.kernel.marks import read_routing_marks
+from netlimit.kernel.queues import find_charged
 from netlimit.kernel.rerouting import find_rerouting
 from netlimit.kernel.sockets import LISTENING, read_sockets
 from netlimit.kernel.tools import ask, run
@@ -141,6 +142,7 @@ def look_round(
         barred={device: why for device, why in hooks.barred.items() if device not in hooks.programs},
         skipped={device: why for device, why in hooks.barred.items() if device in hooks.programs},
         clsacts=look.at("which qdiscs are ours", read_clsacts, ()) if thorough else (),
+        charged=look.at("what is charged to sockets", find_charged, {}) if thorough else {},
         redirecting=look.at("what filters lead away", find_redirecting, {}),
         diverting=look.at("what filters have leave by another device", find_diverting, {}),
         translators=look.at("which modules translate", lambda: tuple(_find_translators()), _NOTHING),

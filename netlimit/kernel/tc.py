@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pyroute2 import IPRoute
 
 from netlimit.errors import KernelError, LeadMissing
-from netlimit.kernel import bpf, queues, rtnetlink
+from netlimit.kernel import bpf, egress, queues, rtnetlink
 from netlimit.kernel.assembly import Assembly
 from netlimit.kernel.rtnetlink import TcMessage
 from netlimit.kernel.tools import ToolMissing, is_shortage, run
@@ -70,6 +70,7 @@ def write_tree(step: WriteTree) -> None:
     if step.device == INGRESS_DEVICE and (step.root or step.classes or step.children):
         _set_up_ingress_device()
     base, rest = _split(step)
+    _release(step)
     refused = step.root is not None and _make_root(base, step.root.handle)
     if step.children or any(map(is_beside, step.classes)):
         _lead(step)
@@ -78,6 +79,18 @@ def write_tree(step: WriteTree) -> None:
         refusal = _run(list(_render_rest(step)))
         if refusal:
             raise KernelError(*refusal)
+
+
+def _release(step: WriteTree) -> None:
+    """Let what this host sends not be charged to its sockets while it waits. Before the root, for a device that gets
+    its clsact stands still for a moment, and loses what waits. The class of everything comes with each tree, each
+    change of its cap, and where this has got lost."""
+    rest = classid(step.handle, REST)
+    if step.device == INGRESS_DEVICE or (classid(step.handle, TOP) not in step.classes and rest not in step.gone):
+        return
+    index = _find(step)
+    held = step.root is None and rest not in step.gone and queues.has_class(index, rest)
+    egress.attach(step.device, index, capped=rest in step.classes or held)
 
 
 def _split(step: WriteTree) -> tuple[WriteTree, WriteTree]:
@@ -262,6 +275,8 @@ def _find(step: WriteTree) -> int:
 
 def _drop(step: WriteTree) -> None:
     index = queues.find_index(step.device)
+    if index is not None and step.device != INGRESS_DEVICE:
+        egress.withdraw(index)
     root = queues.read_root(index) if index else None
     if index is None or root is None or not queues.is_own_root(root):
         return

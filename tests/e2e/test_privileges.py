@@ -97,6 +97,7 @@ def test_it_shapes_hosts_by_the_program_that_root_has_pinned(lab: Lab, gateway: 
     gateway.put({"target": SERVER, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
     assert gateway.class_of(SERVER)
     assert "nl_lead" in lab.gateway.run("tc", "filter", "show", "dev", "wan").stdout
+    assert "nl_out" in lab.gateway.run("tc", "filter", "show", "dev", "wan", "egress").stdout
 
 
 def test_where_that_program_is_gone_what_needs_it_says_so_and_all_else_is_held(lab: Lab, gateway: Gateway) -> None:
@@ -234,6 +235,7 @@ def test_what_root_prepares_is_for_the_controller_alone(
         "640 root /run/netlimit/capabilities.json",
         "640 root /run/netlimit/ssh-ports",
         "640 root /run/netlimit/bpf/nl_lead",
+        "640 root /run/netlimit/bpf/nl_out",
     ]
     dispensable = ("fq_codel", LIBRARY)
     missing = {name: reason for name, reason in json.loads(found).items() if reason and name not in dispensable}

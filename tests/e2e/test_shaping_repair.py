@@ -28,6 +28,8 @@ DAMAGES = {
     "the rules that ask the sets": "iptables-legacy -t mangle -F NL-FORWARD",
     "the filter on the ingress": "tc filter del dev lan ingress",
     "the ingress of a device": "tc qdisc del dev lan clsact",
+    "the filter on the egress": "tc filter del dev wan egress",
+    "what holds that": "tc qdisc del dev wan clsact",
     "the device for what ends here": "ip link del nl-in",
     "the root qdisc of that device": "tc qdisc replace dev nl-in root pfifo",
 }

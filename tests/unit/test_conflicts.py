@@ -75,6 +75,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(programs=frozenset({"firewalld"})), "firewalld", Severity.NOTE, "FirewallBackend=nftables"),
     (HostReport(programs=frozenset({"dockerd"})), "docker", Severity.NOTE, "/etc/docker/daemon.json"),
     (HostReport(programs=frozenset({"keepalived"})), "other routers", Severity.NOTE, "keepalived runs here"),
+    (HostReport(charged={"wan": "the program is missing."}), "full sockets", Severity.WARNING, "body. The program is"),
     (HostReport(flushing=("/etc/nftables.conf",)), "flush ruleset", Severity.NOTE, "flush table"),
     (HostReport(saved=("/etc/iptables/rules.v4",)), "saved rules", Severity.SERIOUS, "grep -v NL-"),
     (HostReport(saved_sets=("/etc/iptables/ipsets",)), "saved sets", Severity.WARNING, "sed -E '/^(create|add) nl-/d'"),
