@@ -12,7 +12,7 @@ import pytest
 from netlimit.plan import drifted
 from netlimit.records import Repair, State
 from netlimit.state import Entry, Structure
-from netlimit.tree import FIRST_CHILD, TOP, Tree, format_classid, format_handle
+from netlimit.tree import FIRST_CHILD, TOP, Tree, format_classid
 from scripts.testbed.namespaces import CLIENT6, Lab
 from tests.e2e.gateway import HOST, Gateway
 from tests.e2e.loads import FRAME, MEGABIT, offer, shape
@@ -50,7 +50,7 @@ DAMAGES: dict[str, tuple[str, str]] = {
     "an entry is added": ("entries", "ipset add {dropping} 10.1.120.9 skbmark 0x1000000/0xff000000"),
     "a class is changed": ("queues", "tc class change dev wan classid {class} htb rate 90mbit ceil 90mbit"),
     "a class is deleted": ("queues", "tc class del dev wan classid {class}"),
-    "a child is deleted": ("queues", "tc qdisc del dev wan parent {root}1"),
+    "a child is deleted": ("queues", "tc qdisc del dev wan parent {child}"),
     "the root qdisc is deleted": ("queues", "tc qdisc del dev wan root"),
     "the filter on the ingress is deleted": ("ingress", "tc filter del dev lan ingress"),
     "clsact is deleted": ("ingress", "tc qdisc del dev lan clsact"),
@@ -160,7 +160,8 @@ def look(gateway: Gateway) -> Held:
 def damage(gateway: Gateway, lab: Lab, command: str) -> None:
     tree = gateway.kernel.queues().trees["wan"]
     shaped = next(n for n in tree.classes if n >> 16 >= FIRST_CHILD and n & 0xFFFF != TOP)
-    parts = {"root": format_handle(tree.handle), "class": format_classid(shaped), "dropping": dropping(lab)}
+    child = format_classid(min(tree.children.values()))
+    parts = {"child": child, "class": format_classid(shaped), "dropping": dropping(lab)}
     for word, value in parts.items():
         command = command.replace(f"{{{word}}}", value)
     if command.endswith("restore"):
