@@ -15,6 +15,7 @@ from netlimit.conflicts import Finding, HostReport, Spoiled, find_conflicts, is_
 from netlimit.dying import list_led
 from netlimit.errors import say_fault
 from netlimit.kernel.base import QUEUEING, Addresses, Door, HostFacts, Kernel, Unanswered
+from netlimit.kernel.place import count_uptime
 from netlimit.limits import Facts, own_addresses, parse_safe
 from netlimit.marks import USUAL
 from netlimit.neighbours import Neighbours
@@ -58,6 +59,8 @@ class Premises:
         self.recalls = False
         self.elapsed: Callable[[], float] = time.monotonic
         """Seconds by a clock that nobody sets."""
+        self.uptime: Callable[[], float] = count_uptime
+        """Seconds since the machine has started, by such a clock."""
         self._offset: float | None = None
         self._doors = set(setup.doors)
         self._topology = Topology()
@@ -241,6 +244,8 @@ class Premises:
         can be asked, and those that are known count). Returns the addresses that have joined or left; None if nothing
         has changed."""
         self._follow_clock(now)
+        if not self._seen:
+            self._safe.outlast_boot(now - self.uptime())
         where, clients = self._read_addresses(), tuple(clients)
         own, safe, others = set(self._where.own), set(self._safe.reasons), (self._management, self._peers)
         needed = self._needed

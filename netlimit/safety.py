@@ -85,6 +85,15 @@ class SafeSet:
         """Take in what an earlier process knew; `update` then forgets what is too old."""
         self.reasons = {**{network: why for network, why in reasons.items() if why.seen}, **self._settled}
 
+    def outlast_boot(self, booted: float) -> None:
+        """Who was safe when the machine went down is so as if he had been seen when it was `booted` (Unix time): how
+        long it was down is not known while its clock is wrong, and until then nobody could come back. Of who has been
+        seen since, nothing changes, so this may be said at any start of a process."""
+        self.reasons = {
+            network: SafeReason(why.text, max(why.seen, booted)) if why.seen else why
+            for network, why in self.reasons.items()
+        }
+
     def follow_clock(self, moved: float) -> None:
         """The clock was set on by so many seconds (less than 0: back): what was seen a moment ago was so still."""
         self.reasons = {

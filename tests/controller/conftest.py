@@ -43,6 +43,7 @@ class Site:
         setup = Setup("gw", "fake", safe=("192.0.2.9/32",), set_size=self.set_size, mark_mask=mark_mask)
         self.controller = Controller(self.store, self.kernel, setup, self.clock)
         self.controller._premises.elapsed = lambda: self.clock().timestamp()  # it passes, and is not set
+        self.controller._premises.uptime = lambda: 86400.0
         return self.controller
 
     def add(self, **fields: object) -> Rule:

@@ -133,6 +133,59 @@ def test_nobody_falls_out_of_the_safe_set_by_a_clock_that_is_set(site: Site, hou
     assert hours < 0 or site.send("198.51.100.7") == ["drop"]
 
 
+@pytest.mark.parametrize("ahead", [timedelta(0), timedelta(hours=9), timedelta(days=-20 * 365)])
+def test_who_was_safe_before_a_boot_is_so_for_half_an_hour_from_it_whatever_the_clock(
+    site: Site, ahead: timedelta
+) -> None:
+    """It may be wrong until somebody has told the machine the time, and nobody may be forgotten for that."""
+    site.add(target="198.51.100.0/24", action="block")
+    site.kernel.where = Addresses((), ("198.51.100.8",))
+    site.controller.tick()
+    site.kernel.where = Addresses((), ())
+    uptime = [0.0]
+
+    def run_on(seconds: float) -> str:
+        uptime[0] += seconds
+        site.clock.pass_by(seconds=seconds)
+        for _ in range(2):
+            site.controller._due = dict.fromkeys(site.controller._due, 0.0)
+            site.controller.tick()
+        return site.send("198.51.100.8")[0]
+
+    def start_controller() -> None:
+        site.restart()._premises.uptime = site.controller._premises.elapsed = lambda: uptime[0]
+        site.controller.tick()
+
+    site.clock.pass_by(hours=2)  # it is off for longer than anybody is remembered
+    site.clock.moment += ahead
+    start_controller()  # as `netlimit apply --last` does
+    start_controller()
+    assert run_on(300) == "accept"
+    site.clock.moment -= ahead
+    assert run_on(5) == "accept"
+    start_controller()
+    assert run_on(1400) == "accept"
+    start_controller()
+    assert run_on(100) == "drop"
+    start_controller()
+    assert run_on(5) == "drop"
+
+
+def test_who_was_safe_when_the_clock_was_set_while_no_controller_ran_is_so_for_half_an_hour_from_the_boot(
+    site: Site,
+) -> None:
+    site.add(target="198.51.100.0/24", action="block")
+    site.kernel.where = Addresses((), ("198.51.100.8",))
+    site.controller.tick()
+    site.kernel.where = Addresses((), ())
+    site.clock.pass_by(days=20 * 365)
+    for uptime, verdict in ((300.0, "accept"), (2000.0, "drop")):
+        site.restart()._premises.uptime = lambda uptime=uptime: uptime
+        site.clock.pass_by(seconds=uptime)
+        site.controller.tick()
+        assert site.send("198.51.100.8") == [verdict]
+
+
 def test_counters_go_on_over_a_restart_and_over_an_entry_written_anew(site: Site) -> None:
     rule = site.add(target="10.0.0.1", rate="5 packets/s")
     site.controller.sync()
