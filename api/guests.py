@@ -6,12 +6,10 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from netlimit.errors import StoreError
 from netlimit.rules import Target
-from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.store import Store
 
 from .room import Standing
@@ -58,7 +56,7 @@ class Guests:
         """Read the safe set of this gateway, and who has spoken to its API lately."""
         try:
             safe = [network for each in self._store.hosts() if each.host == self._host for network in each.safe]
-            safe += self._store.clients(self._host, datetime.now(UTC) - timedelta(seconds=REMEMBERED_SECONDS))
+            safe += self._store.clients(self._host)
         except StoreError as error:
             log.debug("%s Who is safe stays as it was known.", error)
             return

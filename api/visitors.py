@@ -92,7 +92,7 @@ class Visitors:
 
     def _keep(self, address: str, token: str, role: Role) -> None:
         try:
-            self._store.saw_client(self._host, address, datetime.now(UTC), token, role)
+            self._store.saw_client(self._host, address, token=token, role=role)
         except StoreError as error:
             log.warning("Cannot keep that %s speaks to the API: %s", address, error)
             self._kept_at.pop(address, None)

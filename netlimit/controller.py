@@ -63,7 +63,6 @@ from netlimit.records import (
 )
 from netlimit.roster import Roster
 from netlimit.rules import Action, Rule
-from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.spared import Spared, Surroundings
 from netlimit.state import OFFENDER_PREFIX, IpSet
 from netlimit.state import State as KernelState
@@ -1658,7 +1657,7 @@ class Controller:
         if self._outage is not None and self._clients is not None:
             clients = self._clients
         else:
-            clients = self._store.clients(self._setup.host, now - timedelta(seconds=REMEMBERED_SECONDS))
+            clients = self._store.clients(self._setup.host)
         hosts = self._store.hosts() if self._store.tells_of_others else None
         reached = self._database.reached()
         return self._premises.find_safe(clients, now.timestamp(), hosts, reached)

@@ -6,13 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from netlimit.origins import Origin
 from netlimit.overdue import read_clock
 from netlimit.records import Changes, Exceptional, HostStatus, Outcome, Repair, RuleCounters, Window
-from netlimit.safety import REMEMBERED_SECONDS
 
 if TYPE_CHECKING:  # for the types alone: a store is handed over
     from netlimit.store import Store
@@ -93,8 +91,7 @@ class Exchange:
             self._tell_numbers()
         if self.says_all:
             self._tell_counts()
-            since = datetime.now(UTC) - timedelta(seconds=REMEMBERED_SECONDS)
-            self.clients = self.store.clients(self.status.host, since)
+            self.clients = self.store.clients(self.status.host)
 
     def _find_news(self, since: tuple[int, int]) -> None:
         changes, whole, origin = self._changes, self._changes is None, None

@@ -425,7 +425,7 @@ class Replica(Store):
         """Those of these rules that are no newer than the copy."""
         return _try(partial(super().find_some, keys), {})
 
-    def clients(self, host: str, since: datetime) -> list[str]:
+    def clients(self, host: str, at: datetime | None = None) -> list[str]:
         """Who has spoken to the API lately: it cannot be known here."""
         return []
 

@@ -795,18 +795,20 @@ class Store:
             return hosts.paused(connection, host)
 
     def saw_client(
-        self, host: str, address: str, now: datetime, token: str | None = None, role: Role | None = None
+        self, host: str, address: str, at: datetime | None = None, token: str | None = None, role: Role | None = None
     ) -> None:
-        """Keep that an address has spoken to the API of a gateway, with a token (by its name) that is good: as many as
-        count as safe."""
+        """Keep that an address has spoken to the API of a gateway, now or `at` a time, with a token (by its name) that
+        is good: as many as count as safe. Now is what the database's clock shows: those of gateways may differ."""
         with self._database.writing(wake=False) as connection:
-            clients.saw(connection, host, Client(address, now, now, token, role))
+            seen = at or moments.read(connection)
+            clients.saw(connection, host, Client(address, seen, seen, token, role))
 
-    def clients(self, host: str, since: datetime) -> list[str]:
-        """The addresses that have spoken to the API of a gateway since then, as many as count as safe: those of tokens
-        that may do more first, then who came first."""
+    def clients(self, host: str, at: datetime | None = None) -> list[str]:
+        """The addresses that have spoken to the API of a gateway in the last half hour, or in the one before `at` a
+        time, by the database's clock, as many as count as safe: those of tokens that may do more first, then who came
+        first."""
         with self._database.reading() as connection:
-            return clients.since(connection, host, since)
+            return clients.find_lately(connection, host, at or moments.read(connection))
 
     def save_root(
         self, host: str, device: str, root: SavedRoot, actor: Actor | str = NETLIMIT, now: datetime | None = None

@@ -28,7 +28,7 @@ def fill(store: Store) -> None:
     store.count_requests("gw1", {1: reading}, now)
     store.guarded("gw1")
     store.repaired("gw1", "chains", "found", 0.1, now)
-    store.saw_client("gw1", "192.0.2.7", now)
+    store.saw_client("gw1", "192.0.2.7")
     store.open_window(600, "test", now)
 
 

@@ -49,3 +49,20 @@ def test_a_rule_is_in_force_by_the_clock_of_the_database(netlimit: Netlimit, ahe
             assert api.said().count("The clock of this API is") == 1
     finally:
         api.end(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ahead", [3600, -3600])
+def test_a_client_of_an_api_whose_clock_is_wrong_is_safe_on_every_gateway(netlimit: Netlimit, ahead: int) -> None:
+    netlimit.do("db", "upgrade")
+    token = netlimit.ask("token", "create", "boss", "--role", "admin")["token"]
+    netlimit.environment["NETLIMIT_TRUSTED_PROXIES"] = "127.0.0.0/8"
+    api = netlimit.start(str(ahead), "api", program=(sys.executable, "-m", "tests.cli.ahead"))
+    until(lambda: api.ended or not netlimit.run("status", NETLIMIT_TOKEN=token).returncode, api.said)
+    try:
+        headers = {"Authorization": f"Bearer {token}", "X-Forwarded-For": SAFE}
+        url = netlimit.environment["NETLIMIT_URL"] + "/api/v1/status"
+        assert httpx.get(url, headers=headers, timeout=60).status_code == 200
+        with closing(Store(netlimit.environment["NETLIMIT_DATABASE_URL"])) as store:
+            until(lambda: SAFE in store.clients("another"), api.said)
+    finally:
+        api.end(signal.SIGKILL)

@@ -167,7 +167,7 @@ def fill(site: Site) -> None:
     store.open_window(600, "test", now)
     store.guarded("gw")
     store.repaired("gw", "chains", "found", 0.1, now)
-    store.saw_client("gw", "192.0.2.7", now)
+    store.saw_client("gw", "192.0.2.7")
     store.put_limits("d", "{}", "application/json", "test", now)
 
 
@@ -349,8 +349,8 @@ def test_one_text_that_is_no_address_keeps_no_rule_from_holding(
     look(site, monkeypatch, text)
     assert site.send("10.0.0.2") == ["accept"]
     assert site.store.duties("gw", -1, 0) is not None
-    site.store.saw_client("gw", "192.0.2.7", site.clock())
-    assert site.store.clients("gw", site.clock()) == ["192.0.2.7"], "what was none has gone"
+    site.store.saw_client("gw", "192.0.2.7")
+    assert site.store.clients("gw") == ["192.0.2.7"], "what was none has gone"
 
 
 def are_plain(site: Site) -> bool:

@@ -143,7 +143,7 @@ def test_who_was_safe_is_so_for_a_controller_that_starts_without_its_database(aw
     """A client of the API, whom only the database knows: a block around him would keep him out for good."""
     away.site.add(target="198.51.100.0/24", action="block")
     away.run()
-    away.site.store.saw_client("gw", "198.51.100.7", away.site.clock(), "boss", Role.ADMIN)
+    away.site.store.saw_client("gw", "198.51.100.7", token="boss", role=Role.ADMIN)
     away.controller._due = dict.fromkeys(away.controller._due, 0.0)
     away.run()
     assert away.site.send("198.51.100.7") == ["accept"]
@@ -197,11 +197,11 @@ def test_other_gateways_are_known_without_the_database(away: Away) -> None:
 
 def test_the_copy_knows_for_how_long_somebody_has_been_safe(away: Away) -> None:
     away.site.add(target="198.51.100.0/24", action="block")
-    away.site.store.saw_client("gw", "198.51.100.7", away.site.clock(), "boss", Role.ADMIN)
+    away.site.store.saw_client("gw", "198.51.100.7", token="boss", role=Role.ADMIN)
     away.run()
     began = away.replica.hosts()[0].safe_reasons["198.51.100.7"].seen
     away.site.clock.pass_by(minutes=20)
-    away.site.store.saw_client("gw", "198.51.100.7", away.site.clock(), "boss", Role.ADMIN)
+    away.site.store.saw_client("gw", "198.51.100.7", token="boss", role=Role.ADMIN)
     away.controller._due = dict.fromkeys(away.controller._due, 0.0)
     away.run()
     assert away.replica.hosts()[0].safe_reasons["198.51.100.7"].seen == began + 1200
@@ -1164,7 +1164,7 @@ def test_a_copy_that_cannot_be_told_who_is_safe_says_so(away: Away, monkeypatch:
     away.run()
     with monkeypatch.context() as patch:
         patch.setattr(away.replica, "keep_report", refuse)
-        away.site.store.saw_client("gw", "198.51.100.7", away.site.clock(), "boss", Role.ADMIN)
+        away.site.store.saw_client("gw", "198.51.100.7", token="boss", role=Role.ADMIN)
         notes_on_copy(away)
         assert "who is safe" in notes_on_copy(away)[0]
     notes_on_copy(away)

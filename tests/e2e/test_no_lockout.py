@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import pytest
 
@@ -102,7 +101,7 @@ def test_who_has_logged_in_gets_in_again_also_by_a_controller_that_has_not_seen_
 
 
 def test_who_speaks_to_the_api_is_safe_and_so_are_gateways_and_servers(gateway: Gateway, lab: Lab) -> None:
-    gateway.store.saw_client(HOST, GUEST, datetime.now(UTC))
+    gateway.store.saw_client(HOST, GUEST)
     wait_for(gateway, GUEST, "API client")
     wait_for(gateway, SERVER, "default gateway")
     wait_for(gateway, SERVER6, "counter store (Redis) host")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 import pytest
 
@@ -217,8 +216,8 @@ def test_the_own_address_is_never_safe(gateway: Gateway, lab: Lab) -> None:
 
 
 def test_who_uses_the_api_by_the_own_address_does_not_make_it_safe(gateway: Gateway, lab: Lab) -> None:
-    gateway.store.saw_client(HOST, WAN, datetime.now(UTC))
-    gateway.store.saw_client(HOST, CLIENT, datetime.now(UTC))
+    gateway.store.saw_client(HOST, WAN)
+    gateway.store.saw_client(HOST, CLIENT)
     gateway.put({"target": STRANGER, "action": "block"})
 
     def said() -> tuple[str, ...]:
