@@ -561,11 +561,12 @@ def _parse_url(text: str) -> URL:
             "NETLIMIT_DATABASE_URL (not shown, it may hold a password) is no database URL; write for example "
             "sqlite:////var/lib/netlimit/netlimit.db or postgresql+psycopg://user:password@host/netlimit."
         ) from None
-    if "@" in (url.host or ""):
-        # What stands before it is a part of the password, which neither an error nor the resolver may be told.
+    if "@" in (url.host or "") or (url.password is not None and text.count("@") > 1):
+        # What stands before the last is a part of the password, if that has a / or ? behind an @, too: neither an error
+        # nor the resolver may be told.
         raise StoreError(
-            "NETLIMIT_DATABASE_URL (not shown, it may hold a password) has more than one @ before its host; write an @ "
-            "of the user or the password as %40."
+            "NETLIMIT_DATABASE_URL (not shown, it may hold a password) has more than one @ before its host, or another "
+            "behind it; write an @ of the user, the password or anything else as %40."
         )
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")

@@ -300,7 +300,11 @@ def test_a_busy_database_is_said(store: Store, path: Path) -> None:
         ("sqlite:///file:/var/lib/netlimit/netlimit.db?uri=true", "behind four slashes"),
         ("sqlite://host/var/lib/netlimit.db", "behind four slashes"),
         ("postgresql+nodriver://h/d", "is not installed"),
-        ("postgresql://netlimit:one@hidden@192.0.2.1/d", "more than one @ before its host; write an @ .* as %40"),
+        ("postgresql://netlimit:one@hidden@192.0.2.1/d", "more than one @ before its host,.* write an @ .* as %40"),
+        ("postgresql://netlimit:one@hidden/two@192.0.2.1/d", "or another behind it; write an @ .* as %40"),
+        ("postgresql://netlimit:one@hidden?two@192.0.2.1/d", "or another behind it; write an @ .* as %40"),
+        ("postgresql://netlimit:one@hidden?two=a@192.0.2.1/d", "or another behind it; write an @ .* as %40"),
+        ("postgresql://netlimit:one@hidden:/two@192.0.2.1/d", "is no database URL|or another behind it"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_said(url: str, words: str) -> None:
