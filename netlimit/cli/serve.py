@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from netlimit.cli.last_settings import read_settings_to_limit
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store
 from netlimit.cli.privileges import USER, end_with_parent, find_user, is_root
-from netlimit.errors import NetlimitError
+from netlimit.cli.tls import UntimelyError, check_certificate
+from netlimit.errors import NetlimitError, SettingsError
 from netlimit.forgotten import word_held
 from netlimit.settings import Settings
 
@@ -34,7 +36,7 @@ STOP_SECONDS = 8.0
 GUARD_SECONDS = 2.0
 """How long the guard is waited for: it ends at once, unless a window of confirmation is open."""
 PAUSE_SECONDS = 2.0
-"""So often the API's place is tried when it is not to be had."""
+"""So often the API's place and its certificate are tried while it cannot run."""
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 log = logging.getLogger(__name__)
@@ -111,21 +113,23 @@ class _Place:
 
     def __init__(self, settings: Settings) -> None:
         self.listening: socket.socket | None = None
-        self._listen = settings.listen
+        self._settings = settings
         self._told = ""
 
     def take(self) -> bool:
-        """Whether it is taken; if not, the log tells why, once. Raises CommandError at first if it can never be."""
-        if self.listening is None:
-            try:
-                self.listening = listen(self._listen)
-            except CommandError as error:
-                if not (self._told or isinstance(error, TakenError)):
-                    raise
-                if str(error) != self._told:
-                    log.error("%s Limits are kept meanwhile; it is tried again and again.", error)
-                self._told = str(error)
-        return self.listening is not None
+        """Whether it is taken, by who has a certificate that will do; if not, the log tells why, once. Raises
+        CommandError or SettingsError at first if that can never be."""
+        try:
+            check_certificate(self._settings, datetime.now(UTC))
+            self.listening = self.listening or listen(self._settings.listen)
+        except (CommandError, SettingsError) as error:
+            if not (self._told or isinstance(error, TakenError | UntimelyError)):
+                raise
+            if str(error) != self._told:
+                log.error("%s Limits are kept meanwhile; it is tried again and again.", error)
+            self._told = str(error)
+            return False
+        return True
 
     def leave(self) -> None:
         """Listen no more, as far as this process does."""

@@ -12,12 +12,19 @@ from netlimit.settings import PREFIX, Settings
 SOON_DAYS = 14
 """So many days before a certificate ends, the log begins to say so."""
 _STEPS = 10
+_NOT_NOW = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
+
+
+class UntimelyError(SettingsError):
+    """A certificate that has ended, or not begun, by this host's clock: another, or the right time, may come."""
 
 
 def check_certificate(settings: Settings, now: datetime) -> str | None:
     """Try the API's certificate and key, with a handshake that never leaves this process.
 
-    Returns what an operator should be told, if there is something. Raises SettingsError.
+    Returns what an operator should be told, if there is something. Raises SettingsError, and UntimelyError where they
+    may do at another time.
     """
     certificate, key = settings.tls_cert, settings.tls_key
     if certificate is None and key is None:
@@ -75,7 +82,9 @@ def _try_handshake(certificate: Path, key: Path) -> datetime:
     try:
         ends = _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
-        raise _wrong("TLS_CERT", f"The certificate {certificate} cannot be used: {error.verify_message}.") from None
+        kind = UntimelyError if error.verify_code in _NOT_NOW else SettingsError
+        said = f"The certificate {certificate} cannot be used: {error.verify_message}."
+        raise kind(PREFIX + "TLS_CERT", said) from None
     except ssl.SSLError as error:
         raise _wrong("TLS_CERT", f"The certificate {certificate} cannot be used: {error.reason}.") from None
     return ends

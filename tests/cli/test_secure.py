@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import pytest
 
-from tests.api.test_tls import make_certificate
+from tests.api.test_tls import make_certificate, make_dated
 from tests.cli.running import Netlimit, settings_in, until
 
 TOKEN = "a-token-of-my-own-7f3a"
@@ -56,6 +58,34 @@ def test_what_will_not_do_for_tls_is_told_at_the_start(netlimit: Netlimit, direc
     assert "NETLIMIT_TLS_KEY is not" in netlimit.refuse(
         "serve", "--api-user", "root", NETLIMIT_TLS_CERT=str(certificate)
     )
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "why"),
+    [
+        ("20200101000000Z", "20200201000000Z", "certificate has expired"),
+        ("21000101000000Z", "21000201000000Z", "certificate is not yet valid"),
+    ],
+)
+def test_a_certificate_that_has_ended_or_not_begun_keeps_nobody_but_the_api_from_running(
+    netlimit: Netlimit, directory: Path, begins: str, ends: str, why: str
+) -> None:
+    """As after a boot with a clock that is wrong. Rules are kept meanwhile; and once there is another, the API runs."""
+    old, new = make_dated(directory, "old", begins, ends), make_certificate(directory, "new")
+    tls = dict(zip(("NETLIMIT_TLS_CERT", "NETLIMIT_TLS_KEY"), map(str, old), strict=True))
+    place = replace(netlimit, environment={**netlimit.environment, **tls, "NETLIMIT_CA_FILE": str(new[0])})
+    place.environment["NETLIMIT_URL"] = place.environment["NETLIMIT_URL"].replace("http:", "https:")
+    server = place.start("serve", "--api-user", "nobody")
+    until(lambda: server.ended or len(server.children) == 2, server.said)
+    until(lambda: server.ended or why in server.said(), server.said)
+    assert not server.ended, server.said()
+    for path, by in zip(old, new, strict=True):
+        by.replace(path)
+    until(lambda: server.ended or not place.run("status", NETLIMIT_CA_FILE=str(old[0])).returncode, server.said)
+    assert not server.ended, server.said()
+    assert len(server.children) == 3
+    assert server.end() == 0
+    assert server.said().count(why) == 1
 
 
 def test_listening_to_all_without_tls_is_told_in_log_and_status(directory: Path) -> None:
