@@ -627,6 +627,17 @@ def test_a_prefix_that_others_use_is_refused(root: None, tmp_path: Path, place: 
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == [theirs]
 
 
+@pytest.mark.parametrize(
+    "prefix", ["/srv/R&D", "/srv/my limits", "/srv/a|b", "/srv/50%", "/srv/$HOME", "/srv/é", "/srv\n"]
+)
+def test_a_prefix_that_units_cannot_name_is_refused(root: None, tmp_path: Path, prefix: str) -> None:
+    command = ["scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT, "--prefix", prefix]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert "--prefix may have letters (a to z), digits and / . _ - alone" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_installation_that_was_ended_early_is_begun_anew(root: None, tmp_path: Path) -> None:
     (tmp_path / "opt/netlimit/share").mkdir(parents=True)
     (tmp_path / "opt/netlimit/share/lock").touch()
