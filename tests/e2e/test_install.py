@@ -694,6 +694,58 @@ def test_one_that_is_killed_can_be_uninstalled(root: None, tmp_path: Path) -> No
     assert list_files(tmp_path / "killed") == {}
 
 
+KILLED = """
+mount -t tmpfs none /run && mount -t tmpfs none /sys/fs/bpf
+stubs=$1/stubs
+uninstall() { scripts/uninstall --prefix "$1/limits" </dev/null; }
+(PATH=$stubs:$PATH; uninstall "$1") && exit 9
+grep -qx teardown "$1/done"
+: >"$1/done"
+uninstall "$1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "turn"), [("mv", 1), ("rm", 2), ("rm", 3), ("rm", 4), ("rm", 5), ("rm", 6), ("rmdir", 1)]
+)
+def test_an_uninstallation_that_is_killed_is_gone_on_with(root: None, tmp_path: Path, program: str, turn: int) -> None:
+    """As it runs a program for so many a time. The limits are out of the kernel by then, and whatever of the command is
+    left, it need not run once more."""
+    target, stubs, number = tmp_path / "limits", tmp_path / "stubs", tmp_path / "number"
+    made = make_environment(target, 1)
+    command = made / "bin/netlimit"
+    command.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/done\n')
+    command.chmod(0o755)
+    (target / "bin").symlink_to("venv-20200101000001-77/bin")
+    (target / "share/docs").mkdir(parents=True)
+    files = [tmp_path / "unit", target / "share/docs/page.md"]
+    for each in files:
+        each.touch()
+    (target / "share/installed").write_text("".join(f"{each}\n" for each in files))
+    (target / "share/environments").write_text(f"{made.name}\n")
+    stubs.mkdir()
+    (stubs / program).write_text(
+        f"#!/bin/bash\necho >>{number}\n[[ $(wc -l <{number}) != {turn} ]] || kill -KILL $PPID\n"
+        f'exec /usr/bin/{program} "$@"\n'
+    )
+    (stubs / program).chmod(0o755)
+    said = run("unshare", "--mount", "bash", "-ec", KILLED, "killed", tmp_path)
+    assert "netlimit is gone" in said
+    assert not target.exists()
+    assert not any(each.exists() for each in files)
+
+
+def test_who_installs_after_an_uninstallation_that_was_killed_has_all_of_it(staged: Path) -> None:
+    before, share = set(list_files(staged)), staged / "opt/netlimit/share"
+    (share / "installed").rename(share / "removing")
+    for path in (share / "uninstall", staged / "opt/netlimit/bin", share / "environments"):
+        path.unlink(missing_ok=True)
+    run("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
+    assert set(list_files(staged)) == before
+    run("scripts/uninstall", "--root", staged, "--purge")
+    assert list_files(staged) == {}
+
+
 def test_one_that_is_killed_as_it_notes_its_environment_is_begun_anew(root: None, tmp_path: Path) -> None:
     (tmp_path / "opt/netlimit/share").mkdir(parents=True)
     (tmp_path / "opt/netlimit/share/environments.new").touch()
