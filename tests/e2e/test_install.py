@@ -147,6 +147,7 @@ for each in etc var opt usr/local; do
     mount -t overlay overlay -o "lowerdir=/$each,upperdir=$0/$each.new,workdir=$0/$each.work" "/$each"
 done
 [[ ! -e /run/systemd/system && ! -e /var/lib/netlimit-controller ]]
+rm -rf /var/lib/netlimit  # one that lies below the overlay could not be moved
 install() { scripts/install --no-start --venv "$1" 2>&1; }
 install "$1"
 rmdir /var/lib/netlimit-controller
