@@ -16,7 +16,7 @@ import pytest
 
 from netlimit.errors import StoreError
 from netlimit.rules import parse_rule
-from netlimit.tree import format_handle
+from netlimit.tree import format_classid
 from scripts.testbed import streams
 from scripts.testbed.namespaces import SERVER, Lab
 from scripts.testbed.reports import ReceiveReport
@@ -235,7 +235,8 @@ def delete_entry(world: World) -> None:
 
 def delete_queues(world: World) -> None:
     """Not the root: what waited in it, of whomever, would be lost with it."""
-    world.meddle(f"tc qdisc del dev wan parent {format_handle(world.gateway.kernel.queues().trees['wan'].handle)}1")
+    children = world.gateway.kernel.queues().trees["wan"].children
+    world.meddle(f"tc qdisc del dev wan parent {format_classid(min(children.values()))}")
 
 
 def kill_controller(world: World) -> None:
