@@ -15,11 +15,11 @@ from netlimit.conflicts import Finding, HostReport, Spoiled, find_conflicts, is_
 from netlimit.dying import list_led
 from netlimit.errors import say_fault
 from netlimit.kernel.base import QUEUEING, Addresses, Door, HostFacts, Kernel, Unanswered
-from netlimit.kernel.place import count_uptime
 from netlimit.limits import Facts, own_addresses, parse_safe
 from netlimit.marks import USUAL
 from netlimit.neighbours import Neighbours
 from netlimit.numbers import PurposeKey
+from netlimit.overdue import read_clock
 from netlimit.publications import Publications, find_led
 from netlimit.records import DISPENSABLE, HostStatus
 from netlimit.rules import Target
@@ -59,7 +59,7 @@ class Premises:
         self.recalls = False
         self.elapsed: Callable[[], float] = time.monotonic
         """Seconds by a clock that nobody sets."""
-        self.uptime: Callable[[], float] = count_uptime
+        self.uptime: Callable[[], float] = read_clock
         """Seconds since the machine has started, by such a clock."""
         self._offset: float | None = None
         self._doors = set(setup.doors)

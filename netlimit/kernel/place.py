@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from netlimit.plain import read_text
@@ -17,8 +16,3 @@ def find_place() -> str:
         return f"{read_text(_BOOT).strip()} {os.readlink('/proc/self/ns/net')}"
     except OSError:
         return ""
-
-
-def count_uptime() -> float:
-    """Seconds since the machine has started, by a clock that nobody sets and that goes on while it sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

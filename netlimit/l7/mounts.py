@@ -43,7 +43,7 @@ class Mounts:
     def _look(self) -> list[Any]:
         innermost = [*_list_wrapped(self._app)][-1]
         self._sole = innermost if _puts_its_own(innermost) else None
-        return [each for each in _list_within(self._app) if _has_root(each)]
+        return [each for each in _list_within(self._app, set()) if _has_root(each)]
 
 
 def _list_wrapped(app: Any) -> Iterator[Any]:
@@ -55,15 +55,18 @@ def _list_wrapped(app: Any) -> Iterator[Any]:
             return
 
 
-def _list_within(app: Any, deepest: int = _DEEPEST) -> Iterator[Any]:
-    """The same, and what is mounted in any of these."""
+def _list_within(app: Any, known: set[int]) -> Iterator[Any]:
+    """The same, and what is mounted in any of these; each once, though it be mounted in several places, or in itself.
+    `known` are those that have been told."""
     for each in _list_wrapped(app):
+        if id(each) in known:
+            return
+        known.add(id(each))
         yield each
         routes = getattr(each, "routes", None)
-        if isinstance(routes, Sequence) and deepest:
-            for route in routes:
-                if (mounted := getattr(route, "app", None)) is not None:
-                    yield from _list_within(mounted, deepest - 1)
+        for route in routes if isinstance(routes, Sequence) else ():
+            if (mounted := getattr(route, "app", None)) is not None:
+                yield from _list_within(mounted, known)
 
 
 def _has_root(app: Any) -> bool:

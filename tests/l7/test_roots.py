@@ -21,6 +21,8 @@ from netlimit.l7.deferral.deferral import Deferral
 from netlimit.l7.document import parse_document
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.middleware import RateLimit
+from netlimit.l7.mounts import Mounts
+from netlimit.l7.roots import APART
 from netlimit.l7.rules import RuleSet
 from tests.l7.asking import ask, hello
 from tests.l7.leaping import leaping_clock, run
@@ -257,3 +259,15 @@ def serving(app: Any, **settings: Any) -> Iterator[str]:
 def test_behind_uvicorn(given: str, own: str, expected: Sequence[int]) -> None:
     with serving(limited(make_site(root_path=own)), root_path=given) as url:
         assert [httpx.get(url + path).status_code for path in ("/login", "/api/login", "/login%0a")] == expected
+
+
+def test_applications_that_are_mounted_in_themselves_are_looked_through_once() -> None:
+    """Else those that two of them lead to would be as many as there are ways."""
+    outer, inner = Starlette(), Starlette()
+    vars(outer)["root_path"], vars(inner)["root_path"] = "/api", "/v1"
+    for each in (outer, inner):
+        for place in ("/a", "/b"):
+            each.mount(place, outer)
+            each.mount(place, inner)
+    taken: dict[str, Any] = Mounts(outer).take_roots({"path": "/login"})
+    assert taken == {"path": "/login", "root_path": "", APART: ("/api", "/v1")}

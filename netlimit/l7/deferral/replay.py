@@ -77,6 +77,8 @@ class Replayer:
         self._trying: dict[asyncio.Task[None], str] = {}
         """Those that take a place, each by the network of its client: an application that goes on after its answer
         takes none."""
+        self._unwritten: set[str] = set()
+        """Requests of which the end cannot be written yet, by id."""
         self._pauses: dict[str, float] = {}
         """How long requests stand aside the next time, by id."""
         self._running: asyncio.Task[None] | None = None
@@ -159,6 +161,8 @@ class Replayer:
 
     async def _try(self, claim: Claim) -> None:
         request, tries = claim
+        if request.id in self._unwritten:  # its lease has ended meanwhile
+            return None
         if tries > self._tries:
             return await self._finish(request, State.FAILED, None, "Each try has ended with whoever made it.")
         if request.expires <= self._clock():
@@ -305,14 +309,18 @@ class Replayer:
         """Write a request's end, if need be when that can be done again: what has been answered is not sent once
         more, as it would be when its lease has ended."""
         self._pauses.pop(request.id, None)
-        while True:
-            try:
-                return await self._backlog.finish(request, state, self._clock(), reply, reason)
-            except BacklogUnavailable as error:
-                if self._ending:
-                    raise
-                self._outage.begin(error)
-            await asyncio.sleep(_LOOK)
+        self._unwritten.add(request.id)
+        try:
+            while True:
+                try:
+                    return await self._backlog.finish(request, state, self._clock(), reply, reason)
+                except BacklogUnavailable as error:
+                    if self._ending:
+                        raise
+                    self._outage.begin(error)
+                await asyncio.sleep(_LOOK)
+        finally:
+            self._unwritten.discard(request.id)
 
     async def _expire(self, request: Deferred) -> None:
         await self._finish(request, State.EXPIRED, None, "It was not its turn in time.")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sqlite3
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from netlimit.l7.deferral.application import DeferralApp
-from netlimit.l7.deferral.backlog import BacklogUnwritten
+from netlimit.l7.deferral.backlog import BacklogUnwritten, Bounds
 from netlimit.l7.deferral.deferral import Deferral
 from netlimit.l7.deferral.request import State
 from netlimit.l7.deferral.sqlite import SqliteBacklog
@@ -103,6 +104,28 @@ async def test_who_is_within_his_limit_is_served_while_nothing_can_be_kept(
         assert [(await post(app, BODY, "carl")).status for _ in range(4)] == [201, 201, 202, 202]
     assert [fields["x-user"] for *_, fields in recorder.served].count("alice") == 8, "each once"
     assert find_sentences(caplog)[1:] == [RECOVERED]
+
+
+async def test_what_has_been_answered_on_a_full_disk_is_not_sent_again_though_its_lease_ends(disk: Path) -> None:
+    recorder, path = Recorder(), disk / "deferred.db"
+
+    async def fill_meanwhile(scope: Any, receive: Any, send: Any) -> None:
+        if len(recorder.served) == 2:
+            with closing(sqlite3.connect(path)) as connection:  # what its log has taken others get
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            fill(disk)
+        await recorder(scope, receive, send)
+
+    rule = Rule("app", "user", SHORT, on_limit=OnLimit.DEFER)
+    deferral = Deferral(SqliteBacklog(path, Bounds(lease=1.0)))
+    async with living(RateLimit(fill_meanwhile, rule, key=header("X-User"), deferral=deferral)) as app:
+        answers = [await post(app, BODY) for _ in range(3)]
+        await await_that(lambda: len(recorder.served) == 3)
+        await asyncio.sleep(3)
+        make_room(disk)
+        assert (await await_end(app, answers[2]))["state"] == "done"
+        await asyncio.sleep(1.5)
+    assert len(recorder.served) == 3
 
 
 async def test_the_first_that_finds_the_disk_full_is_served_with_all_of_its_body(disk: Path) -> None:
