@@ -1045,11 +1045,12 @@ def test_a_copy_that_a_guard_has_put_back_is_followed_from_there(away: Away) -> 
 
 def test_what_was_undone_without_the_database_does_not_come_back_with_it(away: Away) -> None:
     """The guard has put back the copy, and has not yet told the database that the window is over."""
-    site, client = away.site, "10.0.0.2"
+    site, client, seconds = away.site, "10.0.0.2", 6
     site.add(target="10.0.0.1", rate="5 packets/s")
     away.follow()
     base, opened = site.store.revision(), site.store.now()
-    site.store.open_window(1, "test", opened)
+    site.store.open_window(seconds, "test", opened)
+    over = time.monotonic() + seconds
     snapshot = take_snapshot(site.store, "gw", base, False)
     site.add(target=client, action="block")
     away.follow()
@@ -1057,10 +1058,10 @@ def test_what_was_undone_without_the_database_does_not_come_back_with_it(away: A
     away.take_away()
     away.run("alone")
     with closing(open_replica(away.directory, "gw")) as copy:
-        copy.hold(snapshot, Window(base, opened, 1, "test", (), Outcome.EXPIRED, opened, base))
-    time.sleep(1)
+        copy.hold(snapshot, Window(base, opened, seconds, "test", (), Outcome.EXPIRED, opened, base))
     away.run()
     assert site.send(client) == ["accept"]
+    time.sleep(max(0.0, over - time.monotonic()))
     away.bring_back()
     end = time.monotonic() + PATIENCE
     while (window := site.store.window()) is None or window.outcome is None or away.controller._outage is not None:
