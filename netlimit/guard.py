@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from netlimit.errors import KernelError, NetlimitError, StoreError
 from netlimit.mishaps import Mishaps
+from netlimit.overdue import read_clock
 from netlimit.records import Actor, Exceptional, Outcome, Pause, State, Window
 from netlimit.store.replica import Replica, Snapshot, take_snapshot
 from netlimit.teardown import find_left, restore_nothing
@@ -89,7 +90,7 @@ class Guard:
         self._last_pause: Pause | None = None
         """The last pause of which the database has told."""
         self._done: datetime | None = None
-        self._controlled_at: float | None = _now()
+        self._controlled_at: float | None = read_clock()
         self._beat_at = 0.0
         self._copy_at = math.inf
         self._said: dict[str, str] = {}
@@ -187,14 +188,14 @@ class Guard:
     def _watch_over(self, window: Window) -> None:
         """Wait until the window has ended; see to it that what was not confirmed is undone."""
         left = self._try(lambda: window.left(self._store.now()))
-        end = _now() + (window.seconds if left is None else left)
+        end = read_clock() + (window.seconds if left is None else left)
         snapshot = self._try(lambda: self._remember(window))
         if snapshot is None:
-            time.sleep(min(LOOK_SECONDS, max(0.0, end - _now())))
-            if _now() < end:
+            time.sleep(min(LOOK_SECONDS, max(0.0, end - read_clock())))
+            if read_clock() < end:
                 return  # and try again
         log.info("%s has opened a window of confirmation: revision %d comes back in %.0f s unless it is confirmed.",
-                 window.actor, window.base, end - _now())  # fmt: skip
+                 window.actor, window.base, end - read_clock())  # fmt: skip
         ended = self._wait_for_end(window, end)
         if ended is None or ended.opened_at != window.opened_at or ended.outcome is not Outcome.CONFIRMED:
             with self._overseeing():
@@ -212,7 +213,7 @@ class Guard:
         """How the window has ended, or which one has been opened since; None if nobody has ended it until the
         deadline."""
         looking: Future[Window | None] | None = None
-        while (left := end - _now()) > 0:
+        while (left := end - read_clock()) > 0:
             looking = looking or self._try(lambda: self._database.submit(self._find_end, window))
             if looking is None:  # no room for a thread
                 time.sleep(min(left, LOOK_SECONDS))
@@ -224,7 +225,7 @@ class Guard:
             if ended is not None:
                 return ended
             looking = None
-            time.sleep(max(0.0, min(LOOK_SECONDS, end - _now())))
+            time.sleep(max(0.0, min(LOOK_SECONDS, end - read_clock())))
         return None
 
     def _find_end(self, window: Window) -> Window | None:
@@ -310,7 +311,7 @@ class Guard:
         """Where the kernel does not tell whether there is a controller, it is asked again: so late, nothing is put in
         by chance."""
         try:
-            return _now() > end + OVERTAKEN_SECONDS and self._make_kernel().controlled()
+            return read_clock() > end + OVERTAKEN_SECONDS and self._make_kernel().controlled()
         except Exception as error:
             self._complain(error, "overtaken")
             return True
@@ -352,9 +353,9 @@ class Guard:
         if self._is_torn_down():
             restore_nothing(self._store, self._make_kernel(), self._host, self._is_torn_down)
             return
-        end = _now() + CONTROLLER_SECONDS
+        end = read_clock() + CONTROLLER_SECONDS
         while not self._applied(revision):
-            if _now() >= end:
+            if read_clock() >= end:
                 self._say("settling", f"The controller has not applied revision {revision}; doing it here.")
                 self._make_controller(self._store, self._make_kernel()).sync()
                 return
@@ -435,11 +436,11 @@ class Guard:
     def _tell_copy(self) -> None:
         """Have the copy know how a window has ended. In a thread of its own: its disk may hang, and another window that
         is opened meanwhile has to be watched over."""
-        if _now() < self._copy_at:
+        if read_clock() < self._copy_at:
             return
         self._copy_at = math.inf
         if self._try(lambda: self._past.submit(self._bring_copy), "copy") is None:  # no room for a thread
-            self._copy_at = _now() + COPY_SECONDS
+            self._copy_at = read_clock() + COPY_SECONDS
 
     def _bring_copy(self) -> None:
         """Bring the copy, with which a machine begins that starts anew, to what a window's end has left: a pause; and
@@ -458,7 +459,7 @@ class Guard:
                     self._renew(copy)
         except Exception as error:
             self._complain(error, "copy")
-            self._copy_at = _now() + COPY_SECONDS
+            self._copy_at = read_clock() + COPY_SECONDS
 
     def _pause_copy(self, copy: Replica) -> None:
         copy.follow_pause(True, self._store.last_pause(self._host))
@@ -487,10 +488,10 @@ class Guard:
         try:
             kernel = self._make_kernel()
             if kernel.controlled():
-                self._controlled_at, self._untold = _now(), frozenset()
+                self._controlled_at, self._untold = read_clock(), frozenset()
             elif self._untold:
                 self._tell_lifted()
-            elif self._controlled_at is not None and _now() - self._controlled_at >= self._failure_seconds:
+            elif self._controlled_at is not None and read_clock() - self._controlled_at >= self._failure_seconds:
                 self._relax(kernel)
         except Exception as error:
             self._complain(error, "controller")
@@ -521,13 +522,13 @@ class Guard:
 
     def _beat(self) -> None:
         """Say that there is a guard. A database that takes no writes may tell of windows all the same."""
-        if _now() < self._beat_at:
+        if read_clock() < self._beat_at:
             return
-        self._beat_at = _now() + HEARTBEAT_SECONDS
+        self._beat_at = read_clock() + HEARTBEAT_SECONDS
         try:
             self._store.guarded(self._host)
         except StoreError as error:
-            self._beat_at = _now() + LOOK_SECONDS
+            self._beat_at = read_clock() + LOOK_SECONDS
             self._say("beat", str(error))
         else:
             self._said.pop("beat", None)
@@ -561,8 +562,3 @@ class Guard:
 def _is_unanswered(undoing: Future[Callable[[], None] | None] | None) -> bool:
     """Whether the database has not told yet that the kernel may stay as it is."""
     return undoing is None or not undoing.done() or undoing.exception() is not None or undoing.result() is not None
-
-
-def _now() -> float:
-    """Seconds since the machine started, asleep or awake: no wall clock, which may be set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -56,7 +56,7 @@ class Elapsed:
 @pytest.fixture(autouse=True)
 def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     elapsed = Elapsed()
-    monkeypatch.setattr(guarding, "_now", elapsed)
+    monkeypatch.setattr(guarding, "read_clock", elapsed)
     return elapsed
 
 
