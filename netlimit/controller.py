@@ -1489,6 +1489,8 @@ class Controller:
             self._has_repaired = repairs
             self._repair(drift)
             self._make_peace()
+            if self._inspection.doubt(self._compiled):
+                self._due["sweep"] = 0.0
         if self._is_due("sweep", 0.0):
             before = _spent()
             drift = self._sweep_one()
@@ -1679,7 +1681,7 @@ class Controller:
             return
         names = self._compilation.peer_sets
         try:
-            counts = self._kernel.peers(names) if names else {}
+            counts = self._kernel.counts(names) if names else {}
             self._uncounted = ()
         except KernelError as error:
             self._uncounted = (f"How many peers are remembered is unknown: {error.reason}.",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain
 from typing import TypeVar
 
 from netlimit.compile import Compilation
@@ -44,6 +45,7 @@ class Inspection:
         self._kernel = kernel
         self._sound: Mapping[str, Tree] | None = None
         self._turns: Iterator[tuple[str, ...]] = iter(())
+        self._short: Mapping[str, int] = {}
         self.turns = 0
         """How many looks at entries it takes to see all of them."""
 
@@ -82,6 +84,19 @@ class Inspection:
     def forget(self) -> None:
         """Trees are about to be written."""
         self._sound = None
+
+    def doubt(self, compilation: Compilation) -> bool:
+        """Whether sets hold fewer entries than they should, which the kernel tells for next to nothing. They are looked
+        at next then, and once for each number: what has ended is no drift."""
+        wanted = {name: len(entries) for name, entries in compilation.entries.items() if entries}
+        counts = self._kernel.counts(wanted)
+        short = {name: count for name, count in counts.items() if count < wanted[name]}
+        doubted = {name for name, count in short.items() if self._short.get(name) != count}
+        self._short = short
+        turns = [names for names in compilation.owners if not doubted.isdisjoint(names)]
+        others = doubted.difference(*turns)
+        self._turns = chain(turns, ((name,) for name in sorted(others)), self._turns)
+        return bool(doubted)
 
     def next_turn(self, compilation: Compilation) -> tuple[str, ...] | None:
         """The sets, or the lane, whose entries are to be looked at now; None at the end of a round."""

@@ -178,7 +178,7 @@ class Kernel(Protocol):
         then on it counts as gone, as what could not be taken away does. Raises KernelError."""
         ...
 
-    def peers(self, names: Iterable[str]) -> dict[str, int]:
+    def counts(self, names: Iterable[str]) -> dict[str, int]:
         """Count the entries of some sets, without reading them; sets that do not exist are left out."""
         ...
 

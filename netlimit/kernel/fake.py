@@ -324,7 +324,7 @@ class FakeKernel:
         """Nobody else uses what is ours."""
         return ()
 
-    def peers(self, names: Iterable[str]) -> dict[str, int]:
+    def counts(self, names: Iterable[str]) -> dict[str, int]:
         """Count the entries of some sets."""
         self._expire()
         return {name: len(self.elements[name]) for name in names if name in self.sets}

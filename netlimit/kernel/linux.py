@@ -189,9 +189,9 @@ class LinuxKernel:
             chain for family, held in self._tables.held.items() for chain in held - self._tables.read(family)[0].keys()
         )
 
-    def peers(self, names: Iterable[str]) -> dict[str, int]:
+    def counts(self, names: Iterable[str]) -> dict[str, int]:
         """Count the entries of some sets, without reading them."""
-        with _translated("count peers"):
+        with _translated("count entries"):
             return ipset.count_entries(names)
 
     def translating(self) -> frozenset[int]:

@@ -113,8 +113,8 @@ class NoKernel:
         """Nothing is there."""
         return ()
 
-    def peers(self, names: Iterable[str]) -> dict[str, int]:
-        """Nobody is remembered."""
+    def counts(self, names: Iterable[str]) -> dict[str, int]:
+        """Nothing is there."""
         return {}
 
     def translating(self) -> frozenset[int]:

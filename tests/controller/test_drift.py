@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from netlimit.controller import LOOK_SHARE, STRUCTURE_SECONDS
 from netlimit.drift import CALM_SECONDS, FIRST_REST, LAST_REST, MOST_REPAIRS, Histogram, Repairs
 from netlimit.errors import KernelError
+from netlimit.kernel.base import Reading
 from netlimit.records import State
 from netlimit.state import ChainRule
 from netlimit.store.repairs import MOST
 from tests.controller.conftest import Site
+
+Read = Callable[[Iterable[str]], dict[str, dict[str, Reading]]]
 
 
 def look(site: Site) -> None:
@@ -60,6 +65,52 @@ def test_sets_and_entries_are_other_kinds(site: Site) -> None:
         look(site)
     assert site.store.hosts()[0].repairs == {"entries": 1}
     assert site.send("10.0.0.1") == ["drop"]
+
+
+@pytest.mark.parametrize("hosts", [1, 300])
+def test_a_set_that_holds_less_than_it_should_is_looked_at_before_its_turn(site: Site, hosts: int) -> None:
+    """However long the looks at entries rest, for they are dear where there are many."""
+    for host in range(hosts):
+        site.add(target=f"10.0.{host >> 8}.{host & 255}", action="block")
+    look(site)
+    site.controller._due["sweep"] = math.inf
+    for held in site.kernel.elements.values():
+        held.clear()
+    _look_at_structure(site)
+    assert site.send("10.0.0.0") == ["drop"]
+    assert site.store.hosts()[0].repairs == {"entries": 1}
+
+
+def test_a_set_that_holds_less_because_something_has_ended_is_looked_at_once(site: Site) -> None:
+    """And again when still less is in it."""
+    for host in range(1, 6):
+        site.add(target=f"10.0.0.{host}", action="block", ttl="10s" if host < 4 else None)
+    look(site)
+    site.controller._due = dict.fromkeys(site.controller._due, math.inf)
+    site.clock.pass_by(seconds=10)
+    (name,) = (name for name, held in site.kernel.elements.items() if "10.0.0.5" in held and name.startswith("nl-b4"))
+    asked: list[frozenset[str]] = []
+
+    def read(names: Iterable[str], readings: Read = site.kernel.readings) -> dict[str, dict[str, Reading]]:
+        asked.append(frozenset(names))
+        return readings(asked[-1])
+
+    site.kernel.readings = read  # type: ignore[method-assign]
+    site.kernel.elements[name].pop("10.0.0.1", None)
+    for _ in range(5):
+        _look_at_structure(site, alone=True)
+    assert [name in names for names in asked] == [True]
+    assert site.store.hosts()[0].repairs == {}
+    del site.kernel.elements[name]["10.0.0.5"]
+    _look_at_structure(site, alone=True)
+    assert site.store.hosts()[0].repairs == {"entries": 1}
+    assert site.send("10.0.0.5") == ["drop"]
+
+
+def _look_at_structure(site: Site, alone: bool = False) -> None:
+    """One turn of the controller in which a look at the structure is due; with `alone`, nothing else is done."""
+    site.controller._due["structure"] = 0.0
+    site.controller._check_drift() if alone else site.controller.tick()
 
 
 def test_a_fight_is_told_and_fought_more_slowly(site: Site) -> None:

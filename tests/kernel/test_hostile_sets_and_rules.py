@@ -86,7 +86,7 @@ def test_names_of_foreign_sets_are_none_of_ours(limited: RemoteKernel, name: byt
     run_bytes(limited, "ipset", "create", name, "hash:ip")
     try:
         check(limited)
-        assert limited.peers([USED, "nl-a"]) == {USED: 1}
+        assert limited.counts([USED, "nl-a"]) == {USED: 1}
         assert "how full sets are" not in " ".join(limited.survey().unknown)
         assert set(limited.survey().sets) <= set(limited.structure().sets)
     finally:

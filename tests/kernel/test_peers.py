@@ -70,7 +70,7 @@ def test_feigned_peers_shut_nobody_out(linux: RemoteKernel, target: str, action:
     assert 0.9 * ROOM < count_buckets(linux, target) <= ROOM, "the table holds nobody whom the set does not"
     assert feign(linux, target, 500, first=100_000) == 500, "newcomers come through while it is full"
     assert feign(linux, target, 1) == int(action == "observe"), "who is known stays limited"
-    counts = linux.peers(compilation.peer_sets)
+    counts = linux.counts(compilation.peer_sets)
     assert "may pass unlimited" in compilation.find_crowded(counts)[1]
     assert compilation.find_crowded(dict.fromkeys(counts, ROOM // 3)) == {}
 

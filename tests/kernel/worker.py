@@ -101,8 +101,8 @@ class RemoteKernel:
     def held(self) -> tuple[str, ...]:
         return self.call("held")
 
-    def peers(self, names: Any) -> dict[str, int]:
-        return self.call("peers", list(names))
+    def counts(self, names: Any) -> dict[str, int]:
+        return self.call("counts", list(names))
 
     def topology(self) -> Topology:
         return self.call("topology")
