@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from netlimit.compile import Compilation
 from netlimit.drift import PLACES
+from netlimit.errors import KernelError
 from netlimit.kernel.base import Kernel, Reading, read_entries
 from netlimit.plan import are_displaced, diff, drifted, same_place
 from netlimit.state import Chains, Entry, State, Structure
@@ -89,7 +90,10 @@ class Inspection:
         """Whether sets hold fewer entries than they should, which the kernel tells for next to nothing. They are looked
         at next then, and once for each number: what has ended is no drift."""
         wanted = {name: len(entries) for name, entries in compilation.entries.items() if entries}
-        counts = self._kernel.counts(wanted)
+        try:
+            counts = self._kernel.counts(wanted)
+        except KernelError:
+            return False  # their turns come all the same
         short = {name: count for name, count in counts.items() if count < wanted[name]}
         doubted = {name for name, count in short.items() if self._short.get(name) != count}
         self._short = short

@@ -50,7 +50,7 @@ def test_what_cannot_be_counted_is_unknown_and_stops_nothing(site: Site, monkeyp
         raise KernelError("ipset list -t", "Operation not permitted")
 
     site.add(target="10.2.0.80", direction="to", rate="1 packets/h", per="peer")
-    monkeypatch.setattr(site.kernel, "peers", refuse)
+    monkeypatch.setattr(site.kernel, "counts", refuse)
     look(site)
     look(site)
     (status,) = site.store.hosts()
