@@ -9,9 +9,9 @@ from netlimit.errors import LimitError
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
 from netlimit.l7.methods import HEAD, find_heads, take_for_get
 from netlimit.l7.mounts import Mounts
-from netlimit.l7.roots import APART, add_root, find_apart, find_below, is_below
+from netlimit.l7.roots import APART, add_root, list_readings
 from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
-from netlimit.l7.targets import Ambiguous, find_doubt, find_meanings, find_sent, is_plain
+from netlimit.l7.targets import Ambiguous, find_doubt, is_plain
 
 _Way = tuple[tuple[str, Extractor], ...]
 """Keys, and what extracts them."""
@@ -50,15 +50,16 @@ class Extraction:
         """The descriptors of a request."""
         rules = self._heed_rules()
         values: dict[str, str | None] = {}
-        told = add_root(scope if self._mounts is None else self._mounts.take_roots(scope))
-        if told["path"] is not scope["path"] and self._extractors.get(PATH_KEY) is path:
-            values[PATH_KEY] = path(told)
+        told = scope if self._mounts is None else self._mounts.take_roots(scope)
+        whole = add_root(told)
+        if whole["path"] is not scope["path"] and self._extractors.get(PATH_KEY) is path:
+            values[PATH_KEY] = path(whole)
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
         if not is_plain(scope["path"]) or told.get("root_path") or APART in told:
             descriptors += self._find_others(values, told)
         if values.get(METHOD_KEY) == HEAD:
             descriptors += [take_for_get(descriptors[place]) for place in find_heads(descriptors)]
-        if told.get("root_path"):
+        if told.get("root_path") or APART in told:
             below = {(~each.besides, _list_keys(each)): each for each in descriptors if each.besides < 0}
             if below:
                 return [each for each in descriptors if not self._yields(rules, each, below)]
@@ -94,7 +95,9 @@ class Extraction:
         ways = [way for way in self._ways if (PATH_KEY, path) in way]
         if not ways:  # to find out what a path means takes time
             return
-        for besides, other in _list_meanings(scope):
+        for besides, other in list_readings(scope):
+            if besides == 0:
+                continue
             values[PATH_KEY] = other
             for descriptor in self._make_descriptors(ways, values, scope):
                 yield descriptor._replace(besides=besides)
@@ -145,19 +148,6 @@ def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 def _list_keys(descriptor: Descriptor) -> tuple[str, ...]:
     return tuple([entry.key for entry in descriptor.entries])
-
-
-def _list_meanings(scope: Scope) -> Iterator[tuple[int, str]]:
-    """What the path may mean besides what the whole says first, each with the number that descriptors have of it:
-    applications differ about what is in it (`find_meanings`), and about the root path (`find_below`, `find_apart`).
-    Only below one that is there for certain it is another name of the same."""
-    told = find_meanings(scope["path"], find_sent(scope))
-    yield from [*enumerate(told)][1:]
-    renames, found = is_below(scope), find_below(scope)
-    for reading, below in enumerate(found):
-        if below not in told[reading:][:1]:
-            yield (~reading if renames else len(told) + reading), below
-    yield from enumerate(find_apart(scope), len(told) + len(found))
 
 
 def choose_address(extractors: Mapping[str, Extractor]) -> Extractor:

@@ -30,7 +30,7 @@ from netlimit.l7.mounts import Mounts
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_complaint, write_problem
 from netlimit.l7.queueing import Queues
-from netlimit.l7.roots import find_below, is_of_client
+from netlimit.l7.roots import find_strays
 from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
@@ -246,10 +246,10 @@ class RateLimit:
         return self._extraction.find_doubt(scope) if self._hits is None else find_doubt(scope)
 
     def _is_exempt(self, scope: Scope) -> bool:
-        """Whether a path is exempt whatever it means: `/static/../login` and `/static/..;/login` are not; nor is one
-        whose client says that it is below another."""
+        """Whether a path is exempt whatever it means: `/static/../login` and `/static/..;/login` are not; nor is
+        `/static/api/login` where the root path is `/api`, which some applications look for anywhere."""
         path = scope["path"]
-        if not self._exempts(path) or (is_of_client(scope) and not all(map(self._exempts, find_below(scope)))):
+        if not self._exempts(path) or not all(map(self._exempts, find_strays(self._mounts.take_roots(scope)))):
             return False
         if path in self._exempt:
             return True

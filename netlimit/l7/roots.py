@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -29,19 +29,66 @@ def find_below(scope: Scope) -> tuple[str, ...]:
     return _take_away(find_root(scope), scope)
 
 
-def find_apart(scope: Scope) -> tuple[str, ...]:
-    """The same where other root paths are taken away, of applications that a request may come to."""
-    roots = (find_root({"root_path": each}) for each in scope.get(APART, ()))
-    return tuple([meaning for root in roots for meaning in _take_away(root, scope)])
+def list_readings(scope: Scope) -> Iterator[tuple[int, str]]:
+    """All that the path of a request may mean, in plain form, each with the number that descriptors have of it: the
+    whole, of which the first is what it says; and what is below a root path, of which ~n is another name of the n-th.
+    Applications differ about what is in a path (`find_meanings`), and about where a root path is: whatever is below
+    one has the root path before it as well, as rules of whole paths name it."""
+    whole = add_root(scope)
+    told = tuple(dict.fromkeys(find_meanings(whole["path"], find_sent(whole))))
+    renames, root, below = is_below(whole), find_root(scope), list(find_below(whole))
+    if whole is not scope:
+        below += find_below(scope)
+    elif is_of_client(scope) and not _begins(scope, root):
+        below += told
+    apart = [(each, _list_apart(each, scope, told)) for each in _list_roots(scope)]
+    alone = dict.fromkeys(told if renames else (*told, *below))
+    alone.update(dict.fromkeys(each for place in apart for each in place[1]))
+    yield from enumerate(alone)
+    number = len(alone)
+    for prefix, names in [(root, below), *apart] if root else apart:
+        known = told if renames and prefix == root else ()
+        for each in dict.fromkeys(names):
+            place = prefix + each
+            if place in known:  # which are as many as a path may mean
+                yield ~known.index(place), each
+            elif place.startswith("/") and place not in alone:
+                yield number, place
+                yield ~number, each
+                number += 1
 
 
 def add_root(scope: Scope) -> Scope:
     """A request with its root path before its path, as ASGI describes it. Some servers hand on the path as it was sent
     (Hypercorn), or a proxy has taken the root path away; applications serve what comes so as if it were there."""
     root, path = find_root(scope), scope["path"]
-    if not (root.startswith("/") and path.startswith("/")) or root in path or is_of_client(scope):
+    if not (root.startswith("/") and path.startswith("/")) or _begins(scope, root) or is_of_client(scope):
         return scope
     return {**scope, "path": root + path, "raw_path": quote(root).encode() + (scope.get("raw_path") or b"")}
+
+
+def find_strays(scope: Scope) -> tuple[str, ...]:
+    """What a path may mean below a root path that does not stand at its beginning, or that a client has chosen, each in
+    its plain form: who has chosen the path may have written the root path into it."""
+    found = () if is_below(scope) else find_below(scope)
+    roots = [each for each in _list_roots(scope) if not _begins(scope, each)]
+    return (*found, *[meaning for root in roots for meaning in _take_away(root, scope)])
+
+
+def _list_roots(scope: Scope) -> list[str]:
+    """Further root paths, of applications that a request may come to."""
+    return [find_root({"root_path": each}) for each in scope.get(APART, ())]
+
+
+def _list_apart(root: str, scope: Scope, told: tuple[str, ...]) -> tuple[str, ...]:
+    """What such an application may make of a path: it serves what comes without its root path, too."""
+    return (*_take_away(root, scope), *(() if _begins(scope, root) else told))
+
+
+def _begins(scope: Scope, root: str) -> bool:
+    """Whether a path is that of a root, or one below it."""
+    path = scope["path"]
+    return path.startswith(root) and path[len(root) :][:1] in ("", "/")
 
 
 def _take_away(root: str, scope: Scope) -> tuple[str, ...]:
@@ -53,8 +100,7 @@ def _take_away(root: str, scope: Scope) -> tuple[str, ...]:
 
 def is_below(scope: Scope) -> bool:
     """Whether a request is for what is below its root path, whoever reads it, and that is the operator's."""
-    root, path = find_root(scope), scope["path"]
-    return path.startswith(root) and path[len(root) :][:1] in ("", "/") and not is_of_client(scope)
+    return _begins(scope, find_root(scope)) and not is_of_client(scope)
 
 
 def is_of_client(scope: Scope) -> bool:

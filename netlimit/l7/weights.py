@@ -8,8 +8,7 @@ from urllib.parse import quote
 
 from netlimit.l7.limit import read_weight
 from netlimit.l7.methods import HEAD, read_method
-from netlimit.l7.roots import add_root, find_apart, find_below
-from netlimit.l7.targets import find_meanings, find_sent
+from netlimit.l7.roots import list_readings
 
 Scope = MutableMapping[str, Any]
 Weigh = Callable[[Scope], int]
@@ -24,7 +23,7 @@ def find_weight(weigh: Weigh, scope: Scope) -> int:
 
 def _list_readings(scope: Scope) -> Iterator[Scope]:
     """A request as it is, and as each of those that servers and applications may take it for: with the path that they
-    read (`find_meanings`, `find_below`), and as the GET that is run for a HEAD."""
+    read (`list_readings`), and as the GET that is run for a HEAD."""
     as_get = read_method(scope.get("method", "")) == HEAD
     for each in _list_paths(scope):
         yield each
@@ -34,9 +33,7 @@ def _list_readings(scope: Scope) -> Iterator[Scope]:
 
 def _list_paths(scope: Scope) -> Iterator[Scope]:
     yield scope
-    whole = add_root(scope)
-    found = [*find_meanings(whole["path"], find_sent(whole)), *find_below(whole), *find_apart(whole)]
-    meanings = dict.fromkeys(found)
+    meanings = dict.fromkeys(path for _, path in list_readings(scope))
     meanings.pop(scope["path"], None)
     for path in meanings:
         yield {**scope, "path": path, "raw_path": quote(path, errors="replace").encode()}

@@ -175,6 +175,69 @@ def test_a_limit_by_the_whole_path_holds_where_a_server_or_proxy_leaves_the_root
     run(main())
 
 
+@pytest.mark.parametrize("path", ["/x/api/old", "/apiold", "/x/api/old\n", "/api//x/old", "/x/api/../old"])
+def test_a_limit_by_the_whole_path_holds_wherever_the_root_path_is_taken_away(path: str) -> None:
+    """Litestar makes `/old` of `/x/api/old`, and Quart of `/apiold`: these are other names of `/api/old`."""
+
+    async def main() -> None:
+        mounted = Starlette(routes=[Mount("/", Rooted(hello, "/api"))])
+        for app, root in ((limited(hello), "/api"), (limited(mounted), "")):
+            assert await ask_paths(app, path, "/api/old", path, root_path=root) == [200, 429, 429]
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", ["/my/apis", "/apis"])
+def test_a_route_that_has_the_root_path_in_its_own_has_the_limit_of_the_whole(path: str) -> None:
+    """`/my/apis` is no path below `/api`: Starlette takes nothing away there."""
+    limit = "rate_limit: {unit: minute, requests_per_unit: 1}"
+    text = f"domain: app\ndescriptors: [{{key: path, value: /api{path}, {limit}}}]"
+
+    async def main() -> None:
+        assert await ask_paths(limited(hello, text), path, f"/api{path}", path, root_path="/api") == [200, 429, 429]
+
+    run(main())
+
+
+def test_a_limit_by_the_whole_path_holds_where_what_is_mounted_has_the_root_path() -> None:
+    async def main() -> None:
+        site = Starlette(routes=[Mount("/", make_site(root_path="/api"))])
+        assert await ask_paths(limited(site), "/old", "/api/old", "/old") == [200, 429, 429]
+        paths = ("/exempt", "/exempt", "/orders", "/orders", "/other", "/other")
+        assert await ask_paths(limited(site, ANY), *paths) == [200] * 5 + [429]
+
+    run(main())
+
+
+EXEMPT = ["/healthz", "/static/*"]
+
+
+@pytest.mark.parametrize("path", ["/static/api/login", "/static/x/../api/login", "/static/api/static/../login"])
+@pytest.mark.parametrize("own", [True, False])
+def test_what_is_exempt_is_so_by_all_that_it_may_mean_below_the_root_path(path: str, own: bool) -> None:
+    """Litestar serves `/login` for `/static/api/login`."""
+
+    async def main() -> None:
+        text = "domain: app\ndescriptors: [{key: remote_address, rate_limit: {unit: day, requests_per_unit: 1}}]"
+        site = Starlette(routes=[Mount("/", Rooted(hello, "/api"))]) if own else hello
+        app = limited(site, text, exempt=EXEMPT)
+        root = "" if own else "/api"
+        assert await ask_paths(app, "/static/a", "/healthz", path, path, root_path=root) == [200, 200, 200, 429]
+
+    run(main())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_is_exempt_by_its_whole_path_stays_so_below_the_root_path(own: bool) -> None:
+    async def main() -> None:
+        site = Starlette(routes=[Mount("/static", Rooted(hello, "/static"))]) if own else hello
+        text = "domain: app\ndescriptors: [{key: remote_address, rate_limit: {unit: day, requests_per_unit: 1}}]"
+        app = limited(site, text, exempt=EXEMPT)
+        assert await ask_paths(app, *["/static/a"] * 3, root_path="" if own else "/static") == [200] * 3
+
+    run(main())
+
+
 def test_a_key_of_ones_own_sees_the_path_as_it_is() -> None:
     seen: list[tuple[str, str]] = []
 

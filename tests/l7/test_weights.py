@@ -65,6 +65,16 @@ def test_the_largest_weight_of_all_that_a_request_may_be_for_counts(path: str, r
     run(main())
 
 
+@pytest.mark.parametrize("path", ["/export", "/x/api/export", "/apiexport", "/api//x/export", "/api/export"])
+def test_so_does_that_of_the_whole_path(path: str) -> None:
+    async def main() -> None:
+        app = limited(hits=lambda scope: 10 if scope["path"] == "/api/export" else 1)
+        assert await find_weight(app, path, root_path="/api") == 10
+        assert await find_weight(app, path.replace("export", "other"), root_path="/api", peer="192.0.2.2") == 1
+
+    run(main())
+
+
 def test_a_post_is_not_taken_for_a_get() -> None:
     async def main() -> None:
         assert await find_weight(limited(hits=weigh_export), "/export", method="POST") == 1
