@@ -34,6 +34,8 @@ MOST_ASKERS = 4096
 """So many who ask are remembered at most."""
 CLEAR_SECONDS = 60.0
 """How often blocks are looked for that are over."""
+PARTED_SECONDS = 600.0
+"""For so long at least are addresses counted one by one of an IPv6 /64 that must not be blocked as one."""
 _MINUTE = 60.0
 _LOOK_SECONDS = 1.0
 
@@ -60,7 +62,7 @@ class _Window:
     current: dict[str, int] = field(default_factory=dict)
     previous: dict[str, int] = field(default_factory=dict)
     networks: Counter[str] = field(default_factory=Counter)
-    """How many IPv6 clients of each /48 are counted in this one."""
+    """How many IPv6 clients of each /48 are counted in this one, or of a /64 of which each address is one."""
     told: bool = False
 
     def move(self, now: float) -> None:
@@ -85,7 +87,8 @@ class _Window:
 class Refusals:
     """Counts refusals by limit and client, as a sliding window counter does: those of the window before weigh as much
     as the last `within` seconds still cover of it. All that comes from one IPv6 /64 is one client, as it is for limits
-    on `remote_address`. For one thread, `take` for any.
+    on `remote_address`, unless it must not be blocked as one: then each of its addresses is one, for what others there
+    do is none of its fault. For one thread, `take` for any.
 
     `now` is in seconds and never jumps.
     """
@@ -95,9 +98,10 @@ class Refusals:
         self._most_clients = most_clients
         self._windows: dict[tuple[str, str], _Window] = {}
         self._offenders: dict[str, Rule] = {}
-        self._seen: dict[str, str] = {}
         self._taken: deque[tuple[float, str]] = deque(maxlen=MOST_BLOCKS)
         self._spared: dict[str, float] = {}
+        self._parted: dict[str, float] = {}
+        """Until when addresses of a /64 are counted one by one."""
         self._lock = threading.Lock()
         self.waiting = threading.Event()
         """Set when somebody has joined those that are to be blocked."""
@@ -107,7 +111,12 @@ class Refusals:
         escalate, client = rule.escalate, find_culprit(told)
         if escalate is None or client is None:
             return
-        now = self._now()
+        now, group, share = self._now(), _find_group(client), SHARE
+        if self._parted and now < self._parted.get(client, now):
+            group, share = client, SHARE * SHARE
+            client = read_address(told)
+            if client is None:  # only the /64 is told
+                return
         if self._spared and now - self._spared.get(client, -_MINUTE) < _MINUTE:
             return
         place = (rule.domain, rule.name)
@@ -116,7 +125,7 @@ class Refusals:
             window = self._begin(place, now, escalate.within)
         window.move(now)
         before = window.current.get(client)
-        if before is None and not self._admit(rule, window, client):
+        if before is None and not self._admit(rule, window, group, share):
             return
         number = window.current[client] = (before or 0) + 1
         if number + window.weigh(client, now) >= escalate.after:
@@ -125,7 +134,6 @@ class Refusals:
             with self._lock:
                 if self._may_wait(client):
                     self._offenders[client] = rule
-                    self._seen[client] = told
             self.waiting.set()
 
     def take(self) -> tuple[str, Rule] | None:
@@ -147,20 +155,25 @@ class Refusals:
 
     def spare(self, client: str) -> None:
         """Note that the client that was taken last must not be blocked: its place is for another, and refusals of it
-        count for nothing for a minute."""
+        count for nothing for a minute. Addresses of a /64 are too many to be tried beyond their share, each time."""
         now = self._now()
         with self._lock:
-            if self._taken:
+            if self._taken and find_culprit(client) not in self._parted:
                 self._taken.pop()
             lately = {each: at for each, at in self._spared.items() if now - at < _MINUTE}
             self._spared = {**lately, client: now} if len(lately) < MOST_WAITING else lately
 
-    def find_seen(self, client: str) -> str | None:
-        """The address by which a client that was taken offended last, if the client is an IPv6 /64; then it is
-        forgotten."""
+    def part(self, client: str, seconds: float) -> None:
+        """Note that the /64 that was taken last must not be blocked as one: its place is for another, and for so long
+        its addresses are counted one by one."""
+        now = self._now()
         with self._lock:
-            told = self._seen.pop(client, None)
-        return None if told is None or "/" in told or ":" not in told else told
+            if self._taken:
+                self._taken.pop()
+            lately = {each: until for each, until in self._parted.items() if now < until}
+            if len(lately) < MOST_WAITING:
+                lately[client] = now + seconds
+            self._parted = lately
 
     def _may_wait(self, client: str) -> bool:
         """Whether there is room for one more that is to be blocked."""
@@ -175,10 +188,9 @@ class Refusals:
         window = self._windows[place] = _Window(now, seconds)
         return window
 
-    def _admit(self, rule: Rule, window: _Window, client: str) -> bool:
-        """Whether somebody new is counted."""
-        group = _find_group(client)
-        if group and window.networks[group] >= max(1, self._most_clients // SHARE):
+    def _admit(self, rule: Rule, window: _Window, group: str, share: int) -> bool:
+        """Whether somebody new is counted, of a group that has so many-th of all places."""
+        if group and window.networks[group] >= max(1, self._most_clients // share):
             return False
         if len(window.current) < self._most_clients:
             if group:
@@ -254,15 +266,18 @@ class Escalator:
             assert rule.escalate is not None
             try:
                 blocked = self._blocks.block(client, rule.escalate.block, describe(client, rule))
-                seen = self._refusals.find_seen(client)
-                if blocked is False and seen is not None:  # somebody who is safe lives in that /64: then only this one
-                    blocked = self._blocks.block(seen, rule.escalate.block, describe(seen, rule))
-                if blocked is False:
+                if blocked is False and "/" in client:  # somebody who is safe lives there, who is not all of it
+                    self._part(client, max(PARTED_SECONDS, 2 * rule.escalate.within))
+                elif blocked is False:
                     self._refusals.spare(client)
             except NetlimitError as error:
                 log.error("%s cannot be blocked: %s", client, error)
             except Exception:  # whatever it is: it must not end the thread
                 log.exception("%s cannot be blocked; this is a fault of netlimit's own.", client)
+
+    def _part(self, client: str, seconds: float) -> None:
+        log.warning("The addresses in %s are counted one by one for %d minutes.", client, seconds // _MINUTE)
+        self._refusals.part(client, seconds)
 
     def _run(self) -> None:
         due = 0.0

@@ -224,16 +224,16 @@ async def test_the_address_that_is_vouched_for_comes_before_what_the_descriptor_
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("client", "seen"),
+    ("client", "counted"),
     [
-        (("2001:db8::7",), "2001:db8::7"),
-        (("2001:db8::7", "10.1.0.1", "2001:db8:9::1"), "2001:db8::7"),
-        (("2001:db8::7", "2001:db8::8"), None),
-        (("10.1.0.1",), None),
+        (("2001:db8::7",), ["2001:db8::7"]),
+        (("2001:db8::7", "10.1.0.1", "2001:db8:9::1"), ["2001:db8::7"]),
+        (("2001:db8::7", "2001:db8::8"), []),
+        (("10.1.0.1",), []),
     ],
 )
-async def test_of_several_addresses_the_one_whose_block_is_told_is_seen(
-    client: tuple[str, ...], seen: str | None
+async def test_of_several_addresses_the_one_whose_block_is_told_is_counted(
+    client: tuple[str, ...], counted: list[str]
 ) -> None:
     """By it alone somebody is blocked in whose /64 others live who must not be."""
     counting = Counting()
@@ -241,7 +241,10 @@ async def test_of_several_addresses_the_one_whose_block_is_told_is_seen(
     for _ in range(5 + 100):
         await limiter.decide("web", [Descriptor((Entry("remote_address", "2001:db8::/64"),))], client=client)
     assert counting.taken() == ["2001:db8::/64"]
-    assert counting.refusals.find_seen("2001:db8::/64") == seen
+    counting.refusals.part("2001:db8::/64", 600)
+    for _ in range(100):
+        await limiter.decide("web", [Descriptor((Entry("remote_address", "2001:db8::/64"),))], client=client)
+    assert counting.taken() == counted
 
 
 @pytest.mark.anyio
@@ -574,13 +577,67 @@ def test_a_block_of_addresses_is_blocked_as_one(place: Place) -> None:
     assert [str(kept.rule.target) for kept in place.rules()] == ["2001:db8:0:7::/64"]
 
 
-def test_where_the_gateway_lives_itself_only_the_address_is_blocked(place: Place) -> None:
+def settle(place: Place) -> None:
+    """The gateway lives in a /64 of hosts."""
     place.store.report(HostStatus("gw", "iptables", own=("2001:db8:0:7::1",), networks={"2001:db8:0:7::/64": ("lan",)}))
+
+
+def test_where_the_gateway_lives_itself_an_address_is_blocked_for_what_it_has_done_itself(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    settle(place)
     counting = Counting()
-    for number in range(100):
+    escalator = Escalator(counting.refusals, place.blocks)
+    for _ in range(3):
+        counting.refuse("2001:db8:0:7::2", 99)
+        counting.refuse("2001:db8:0:7::3", 1)
+        escalator.block_all()
+        assert not place.rules() or [str(kept.rule.target) for kept in place.rules()] == ["2001:db8:0:7::2/128"]
+    (kept,) = place.rules()
+    assert kept.rule.comment.startswith("2001:db8:0:7::2 was refused 100 times within 60 s by")
+    assert "::3" not in caplog.text
+    assert "The addresses in 2001:db8:0:7::/64 are counted one by one for 10 minutes" in caplog.text
+
+
+def test_who_has_many_addresses_there_has_nobody_else_blocked(place: Place) -> None:
+    settle(place)
+    counting = Counting()
+    for number in range(1000):
         counting.refuse(f"2001:db8:0:7::{number + 2:x}", 1)
+        Escalator(counting.refusals, place.blocks).block_all()
+    counting.refuse("2001:db8:0:7::/64", 1000)  # by who asks and knows no more
+    counting.refuse("2001:db8:0:8::2", 50)
+    counting.refuse("2001:db8:0:8::3", 50)
     Escalator(counting.refusals, place.blocks).block_all()
-    assert [str(kept.rule.target) for kept in place.rules()] == ["2001:db8:0:7::65/128"]
+    assert [str(kept.rule.target) for kept in place.rules()] == ["2001:db8:0:8::/64"]
+
+
+def test_the_addresses_of_a_block_are_one_client_again_later(place: Place) -> None:
+    settle(place)
+    counting = Counting()
+    escalator = Escalator(counting.refusals, place.blocks)
+    counting.refuse("2001:db8:0:7::2", 100)
+    escalator.block_all()
+    place.store.report(HostStatus("gw", "iptables"))
+    counting.now += 601
+    counting.refuse("2001:db8:0:7::2", 50)
+    counting.refuse("2001:db8:0:7::3", 50)
+    escalator.block_all()
+    assert [str(kept.rule.target) for kept in place.rules()] == ["2001:db8:0:7::/64"]
+
+
+def test_addresses_that_must_not_be_blocked_are_tried_no_oftener_than_others_are_blocked() -> None:
+    class Refusing(Sparing):
+        def block(self, client: str, seconds: int, reason: str) -> bool:
+            self.blocked.append(client)
+            return False
+
+    counting, refusing = Counting(), Refusing("")
+    escalator = Escalator(counting.refusals, refusing)
+    for number in range(100):
+        counting.refuse(f"2001:db8:0:7::{number + 2:x}", 100)
+        escalator.block_all()
+    assert len(refusing.blocked) <= 1 + MOST_BLOCKS // escalation.SHARE
 
 
 @pytest.mark.parametrize(
