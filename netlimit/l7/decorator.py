@@ -7,7 +7,9 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import Lock, Thread, current_thread
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -27,6 +29,7 @@ from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_problem
 from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import Descriptor, Entry, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.store import Store
+from netlimit.l7.threads import NoRoom, Threads
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -62,8 +65,10 @@ def rate_limit(
 
     `limit` is "10/minute", a Limit or a whole Rule (with requests in flight, say). All calls share it, or those for
     which `key` returns the same; it is called with those arguments of the call that it names. With `wait` a call waits
-    for its turn up to so many seconds, first come first served. `hits` is the weight of a call. `counters` are a store
-    or its URL; functions that share one share a limit if they have the same name and module.
+    for its turn up to so many seconds, first come first served; of a function that is no coroutine function it keeps a
+    thread meanwhile, so that no more than 8 such calls of a process wait, and others are refused at once. `hits` is the
+    weight of a call. `counters` are a store or its URL; functions that share one share a limit if they have the same
+    name and module.
 
     Raises LimitError for what is no limit or no weight, SettingsError for what are no counters.
     """
@@ -72,7 +77,7 @@ def rate_limit(
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         rule = _make_rule(limit, f"{function.__module__}.{function.__qualname__}", wait)
-        calls = _Calls(rule, store, hits, wait)
+        calls = _Calls(rule, store, hits, wait, key is not None)
         find_key = _read_arguments(function, key) if key is not None else _no_key
         for fits, wrap in _WRAPS:
             if fits(function):
@@ -182,9 +187,9 @@ def _read_arguments(function: Callable[..., Any], key: Callable[..., object]) ->
 class _Calls:
     """The calls of one function."""
 
-    def __init__(self, rule: Rule, store: Store, hits: int, wait: float | None) -> None:
+    def __init__(self, rule: Rule, store: Store, hits: int, wait: float | None, is_keyed: bool) -> None:
         rules = RuleSet({rule.domain: Node(default={_KEY: Node(rule)})})
-        self._domain = rule.domain
+        self._domain, self._name, self._is_keyed = rule.domain, rule.name, is_keyed
         self._hits = hits
         self._rules = lambda: rules
         self._limiter = Limiter(self._rules, store)
@@ -200,7 +205,18 @@ class _Calls:
 
     async def begin(self, key: str) -> Holding | None:
         """Let a call begin when it may. Raises RateLimited."""
-        verdict = await self._find_queues().decide(self._domain, _describe(key), self._hits)
+        return self._read(await self._find_queues().decide(self._domain, _describe(key), self._hits))
+
+    async def _begin_for_thread(self, key: str, threads: Threads) -> Holding | None:
+        """The same where a thread waits, if one more may; else it is refused at once that would have to."""
+        decide = partial(self._find_queues().decide, self._domain, _describe(key), self._hits)
+        caller = (self._domain, self._name, key) if self._is_keyed else None
+        if threads.has_room(caller):
+            with suppress(NoRoom):  # others have begun to wait while the counters were asked
+                return self._read(await decide(partial(threads.wait, caller)))
+        return self._read(await decide(longest=0.0))
+
+    def _read(self, verdict: Verdict) -> Holding | None:
         if not verdict.allowed:
             raise RateLimited(verdict)
         return Holding(self._limiter, verdict) if verdict.leases else None
@@ -231,7 +247,7 @@ class _Calls:
         held: list[Holding] = []
 
         async def begin() -> None:
-            begun = await self.begin(key)
+            begun = await self._begin_for_thread(key, _elsewhere.threads)
             if begun is not None:
                 held.append(begun)
 
@@ -282,7 +298,7 @@ class _Elsewhere:
 
     def start_anew(self) -> None:
         """Begin anew (see `netlimit.l7.forks`): the thread is the parent's."""
-        self._lock = Lock()
+        self._lock, self.threads = Lock(), Threads()
         if self._loop is not None:  # is kept: to close it would change what the parent's listens to
             self._parents.append(self._loop)
         self._loop = None

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
@@ -22,6 +22,7 @@ from netlimit.l7.decorator import RateLimited, answer_limited, rate_limit
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import Rule
+from netlimit.l7.threads import MOST
 from tests.l7.leaping import leaping_clock, now, run
 from tests.l7.redis.driving import PATIENT
 from tests.l7.redis.servers import Server
@@ -134,6 +135,26 @@ class TestKeys:
             one()
 
 
+def call_of_all(call: Callable[[], object]) -> tuple[int, int, float]:
+    """How many of 40 threads pass that call at once, how many are refused, and within how many seconds."""
+    refused: list[float] = []
+    together = threading.Barrier(40)
+
+    def try_once() -> bool:
+        together.wait(60)
+        began = time.monotonic()
+        try:
+            call()
+        except RateLimited:
+            refused.append(time.monotonic() - began)
+            return False
+        return True
+
+    with ThreadPoolExecutor(40) as threads:
+        passed = sum(threads.map(lambda _: try_once(), range(40)))
+    return passed, len(refused), max(refused, default=0.0)
+
+
 class TestThreads:
     def test_exactly_the_limit_of_many_threads_at_once(self) -> None:
         @rate_limit("100/day")
@@ -161,6 +182,42 @@ class TestThreads:
         with ThreadPoolExecutor(8) as threads:
             times = list(threads.map(lambda _: call(), range(16)))
         assert max(times) - began >= 0.15
+
+    @pytest.mark.parametrize("algorithm", [Algorithm.GCRA, Algorithm.LEAKY_BUCKET])
+    def test_no_more_of_them_wait_than_leave_others_to_other_functions(self, algorithm: Algorithm) -> None:
+        """AnyIO has 40 for all `def` routes of an application."""
+
+        @rate_limit(Limit(4, 1, algorithm, burst=40 if algorithm is Algorithm.LEAKY_BUCKET else 1), wait=30)
+        def call() -> None: ...
+
+        passed, refused, lasted = call_of_all(call)
+        assert (passed, refused) == (MOST + 1, 40 - MOST - 1)
+        assert lasted < 1.5, "who is refused is so at once"
+        call()  # the places are free again
+
+    def test_of_those_that_wait_some_are_for_other_callers(self) -> None:
+        @rate_limit(Limit(2, 1, Algorithm.GCRA, burst=1), key=lambda caller: caller, wait=30)
+        def call(caller: str) -> None: ...
+
+        with ThreadPoolExecutor(1) as thread:
+            crowd = thread.submit(call_of_all, lambda: call("one"))
+            time.sleep(0.3)
+            call("other")
+            call("other")  # waits
+            assert crowd.result()[:2] == (MOST // 2 + 1, 40 - MOST // 2 - 1)
+
+    def test_generators_are_as_calls_there(self) -> None:
+        @rate_limit(Limit(10, 1, Algorithm.GCRA, burst=1), wait=30)
+        def count() -> Iterator[int]:
+            yield 1
+
+        assert call_of_all(lambda: next(count()))[0] == MOST + 1
+
+    def test_a_call_for_which_there_is_room_needs_no_place(self) -> None:
+        @rate_limit("100/day", wait=30)
+        def call() -> None: ...
+
+        assert call_of_all(call)[0] == 40
 
     def test_calls_in_flight(self) -> None:
         @rate_limit(Rule("calls", "one", None, Limit(1, 60, Algorithm.CONCURRENCY)))
