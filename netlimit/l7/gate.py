@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # an application that has no IP rules need not import what th
 
 SIZE_KEYS = ("content_length", "content-length")
 """The entry that tells how many bytes of body it has."""
-_LONGEST = 15
+_DIGITS = 15
+"""So many has a length at most, without zeros before it; one that has more is larger than all that there is."""
 Client = str | tuple[str, ...] | None
 """Whom a request comes from: his own address, or all that are told as it, since descriptors have blocks of them."""
 
@@ -141,6 +142,8 @@ def tells(descriptor: Descriptor, address: str) -> bool:
 
 
 def find_size(descriptors: Iterable[Descriptor]) -> int:
-    """How many bytes of body a request has, if a descriptor tells it."""
+    """How many bytes of body a request has, if a descriptor tells it; of one that nobody could send, more than any
+    bucket holds."""
     told = (entry.value for descriptor in descriptors for entry in descriptor.entries if entry.key in SIZE_KEYS)
-    return next((int(text) for text in told if text.isascii() and text.isdecimal() and len(text) <= _LONGEST), 0)
+    digits = next((text.lstrip("0") for text in told if text.isascii() and text.isdecimal()), "")
+    return 10**_DIGITS if len(digits) > _DIGITS else int(digits or "0")
