@@ -80,6 +80,8 @@ local function ask(txn)
         "x-forwarded-uri: " .. target,
         "x-forwarded-method: " .. txn.sf:method(),
         "x-forwarded-host: " .. (txn.sf:req_fhdr("host") or ""),
+        -- For `key=api_key`:
+        -- "x-api-key: " .. (txn.sf:req_fhdr("x-api-key") or ""),
     }
     for number, line in ipairs(lines) do
         lines[number] = line:gsub("[\r\n%z]", " ")

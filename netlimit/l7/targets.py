@@ -104,7 +104,11 @@ def take_path(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     origin = _read_origin(sent)
     if not origin.startswith(b"/"):
         origin = b"/" + origin
-    return {**scope, "path": decode(origin), "raw_path": origin}
+    taken = {**scope, "path": decode(origin), "raw_path": origin}
+    root = scope.get("root_path") or ""
+    if root and not root.startswith("/") and taken["path"].startswith(f"/{root}"):  # goes on at the same place
+        taken["root_path"] = f"/{root}"
+    return taken
 
 
 def find_sent(scope: Mapping[str, Any]) -> bytes:

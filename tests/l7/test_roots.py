@@ -317,6 +317,7 @@ def serving(app: Any, **settings: Any) -> Iterator[str]:
         ("/api", "", [200, 404, 429]),  # uvicorn puts it before what was sent
         ("/api", "/api", [200, 404, 429]),
         ("", "", [200, 404, 429]),
+        ("api", "", [200, 404, 429]),  # what it puts before paths begins with no `/` then
     ],
 )
 def test_behind_uvicorn(given: str, own: str, expected: Sequence[int]) -> None:

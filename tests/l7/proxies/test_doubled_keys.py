@@ -110,6 +110,46 @@ def test_what_is_kept_for_later_has_the_key_that_was_counted(tmp_path: Path) -> 
     assert gateway.keys == ["own"] * 3
 
 
+ASKING = {
+    "haproxy": {
+        "key=remote_address&key=remote_address,path&": "key=api_key&",
+        '-- "x-api-key: "': '"x-api-key: "',
+    },
+    "caddy": {"key=remote_address&key=remote_address,path&": "key=api_key&"},
+    "envoy": {
+        "- actions: [{remote_address: {}}]":
+        "- actions: [{request_headers: {header_name: x-api-key, descriptor_key: api_key}}]",
+    },
+}  # fmt: skip
+"""How the others ask about keys."""
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_behind_others_two_keys_are_refused_or_the_first_is_handed_on(name: str, tmp_path: Path) -> None:
+    """They show the limiter one of the two, and would hand on both."""
+    changed: set[str] = set()
+
+    def change(text: str) -> str:
+        for old, new in ASKING[name].items():
+            changed.update([old] if old in text else [])
+            text = text.replace(old, new)
+        return text
+
+    with serving_by("proxy") as gateway, serving(RULES, running=True) as served:
+        places = Places(f"127.0.0.1:{free_port()}", gateway.place, served.place, served.grpc_place, any_host=True)
+        with running_at(name, tmp_path, places, change) as place:
+            assert changed == {*ASKING[name]}
+            gateway.keys.clear()
+            two = [ask(place, f"other{number}", "own") for number in range(5)]
+            assert two == ["200" if name == "envoy" else "400"] * 5
+            assert gateway.keys == [f"other{number}" for number in range(5) if name == "envoy"]
+            gateway.keys.clear()
+            assert ask(place, "own, other") == "400"
+            assert [ask(place, "own") for _ in range(5)] == ["200"] * 3 + ["429"] * 2
+            assert ask(place) == "200"
+            assert gateway.keys == ["own"] * 3 + [None]
+
+
 class Naming(grpc.GenericRpcHandler):
     """Answers all calls, and remembers their keys."""
 
