@@ -10,11 +10,13 @@ HTB takes time for each class in proportion to those that its qdisc has, so host
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
 
-from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class, size_services
+from netlimit.backlog import Backlog
+from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class, size_leaf, size_services
 from netlimit.tree import (
     BESIDE,
     FIRST_CHILD,
@@ -61,13 +63,15 @@ class _Branch:
 
 @dataclass(slots=True)
 class Shard:
-    """A child HTB: its number, the class it hangs on, and what the hosts in it have been guaranteed in all."""
+    """A child HTB: its number, the class it hangs on, what the hosts in it have been guaranteed in all, and how many
+    bytes may wait for each (None: as many as if it were alone)."""
 
     number: int
     under: int
     hosts: dict[int, int] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
     total: int = 0
+    share: int | None = None
 
     @property
     def handle(self) -> int:
@@ -89,7 +93,7 @@ class Branches:
     """The HTB of one device. `touched` are the classes that changed, `tree` is what they come to. `spent` are the
     classes of hosts that went, which nobody else may have while the kernel leads packets there."""
 
-    def __init__(self, handle: int, hz: int, leaf: LeafKind, direct: int = 0) -> None:
+    def __init__(self, handle: int, hz: int, leaf: LeafKind, backlog: Backlog, direct: int = 0) -> None:
         self.tree = Tree(handle, {}, {}, direct)
         self.classes: dict[int, QueueClass] = self.tree.classes  # type: ignore[assignment]  # it is ours to write
         self.touched: set[int] = set()
@@ -98,6 +102,7 @@ class Branches:
         self._children: dict[int, int] = self.tree.children  # type: ignore[assignment]
         self._hz = hz
         self._leaf: LeafKind = leaf
+        self._backlog = backlog
         self.top = classid(handle, TOP)
         self._branches: dict[int, _Branch] = {self.top: _Branch(classid(handle, 0), Wish(LINE, LINE), False)}
         self._stale: set[int] = set()
@@ -174,7 +179,8 @@ class Branches:
         shard.total += rate - shard.hosts.get(minor, 0)
         shard.hosts[minor] = rate
         number = classid(shard.handle, minor)
-        self._write(number, size_class(classid(shard.handle, TOP), rate, ceil, self._hz, burst, self._leaf))
+        above = classid(shard.handle, TOP)
+        self._write(number, size_class(above, rate, ceil, self._hz, burst, self._leaf, shard.share))
         self._stale.add(self._branches[shard.under].parent)
         return number
 
@@ -206,6 +212,7 @@ class Branches:
             number = self._stale.pop()
             if number in self._branches:
                 self._part(number)
+        self._share()
 
     def asked(self, number: int) -> tuple[int, int]:
         """What all below a branch are to be guaranteed, and what it has: bytes a second."""
@@ -252,6 +259,33 @@ class Branches:
         sized = size_class(branch.parent, min(rate, ceil), ceil, self._hz)
         self._write(number, sized._replace(quantum=quantum))
         self._write(classid(shard.handle, TOP), size_class(classid(shard.handle, 0), ceil, ceil, self._hz))
+
+    def _share(self) -> None:
+        """Size the queues of hosts by how many there are."""
+        hosts: Counter[int] = Counter()
+        for shard in self.shards.values():
+            hosts[self._branches[shard.under].parent] += len(shard.hosts)
+        crowds = {above: (count, self._find_speed(above)) for above, count in hosts.items()}
+        shares = self._backlog.share(crowds, self._find_speed(self.top))
+        for shard in self.shards.values():
+            share = shares[self._branches[shard.under].parent]
+            if share != shard.share:
+                shard.share = share
+                self._resize(shard)
+
+    def _resize(self, shard: Shard) -> None:
+        for minor in shard.hosts:
+            number = classid(shard.handle, minor)
+            made = self.classes[number]
+            self._write(number, made._replace(leaf=size_leaf(self._leaf, made.ceil, shard.share)))
+
+    def _find_speed(self, number: int) -> int:
+        """What a class can send at most, by itself and by all that is around it: bytes a second."""
+        speed = LINE
+        while number in self._branches:
+            branch = self._branches[number]
+            speed, number = min(speed, branch.wish.ceil), branch.parent
+        return speed
 
     def _size(self, branch: _Branch, rate: int) -> QueueClass:
         wish = branch.wish

@@ -33,6 +33,8 @@ _FEWEST_BYTES = 80_000
 that never fits into a queue would be lost each time."""
 _FEWEST_PACKETS, _MOST_PACKETS = 1024, 10_000
 """An fq_codel keeps delays short by itself, and needs room for many flows."""
+_FEWEST_SHARED = {"fq_codel": 16, "pfifo": 2}
+"""Packets that may wait of a host, however many there are: one, and another while it is sent."""
 
 
 def check_rate(field: str, rate: Rate) -> None:
@@ -63,23 +65,39 @@ def bytes_per_second(rate: Rate) -> int:
 
 @lru_cache(maxsize=4096)
 def size_class(
-    parent: int, rate: int, ceil: int, hz: int, burst: int | None = None, leaf: LeafKind | None = None
+    parent: int,
+    rate: int,
+    ceil: int,
+    hz: int,
+    burst: int | None = None,
+    leaf: LeafKind | None = None,
+    share: int | None = None,
 ) -> QueueClass:
     """A class for a rate guaranteed and one borrowed (bytes a second), on a host with `hz` clock ticks a second.
 
     `burst` (bytes) raises the bucket as far as tc can hold it, and never lowers it. `leaf` is the kind of queue it has;
-    None for an inner class.
+    None for an inner class. `share` is as for `size_leaf`.
     """
     bucket, lent = (_size_burst(each, hz, burst) for each in (rate, ceil))
     quantum = min(max(rate // hz, MTU), LARGEST_QUANTUM)
-    return QueueClass(parent, rate, ceil, bucket, lent, quantum, size_leaf(leaf, ceil) if leaf else None)
+    return QueueClass(parent, rate, ceil, bucket, lent, quantum, size_leaf(leaf, ceil, share) if leaf else None)
 
 
-def size_leaf(kind: LeafKind, ceil: int) -> Leaf:
-    """A queue for a rate in bytes a second. What waits in a single line is counted in bytes: a number of packets that
-    is right for most holds forty times as long when they come merged."""
+def size_leaf(kind: LeafKind, ceil: int, share: int | None = None) -> Leaf:
+    """A queue for a rate in bytes a second: an fq_codel, or a single line. `share` is how many bytes may wait in it
+    where many queues share what may (None: as many as if it were alone).
+
+    What waits in a single line is counted in bytes: a number of packets that is right for most holds forty times as
+    long when they come merged. But where there is less room than a merged packet takes, packets are counted, so that
+    it fits in."""
     waiting = min(int(ceil * LONGEST_QUEUE), _MOST_PACKETS * MTU)
-    return Leaf(kind, max(waiting, _FEWEST_BYTES) if kind == "bfifo" else max(waiting // MTU, _FEWEST_PACKETS))
+    if kind == "fq_codel":
+        alone = max(waiting // MTU, _FEWEST_PACKETS)
+        return Leaf(kind, alone if share is None else min(alone, max(share // MTU, _FEWEST_SHARED[kind])))
+    alone = max(waiting, _FEWEST_BYTES)
+    if share is None or share >= _FEWEST_BYTES:
+        return Leaf("bfifo", alone if share is None else min(alone, share))
+    return Leaf("pfifo", max(share // MTU, _FEWEST_SHARED["pfifo"]))
 
 
 def size_beside(root: int, cap: int, hz: int, leaf: LeafKind) -> dict[int, QueueClass]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from netlimit.backlog import Backlog
 from netlimit.branches import Branches, Wish
 from netlimit.bypasses import Bypass, are_peers, find_bypasses, say_bypasses
 from netlimit.htb import bytes_per_second
@@ -434,7 +435,9 @@ class Shaping:
             number = self._numbers.take("tc root", name, _ROOTS)
             if number is None:
                 return None
-            branches = Branches(_root_handle(number), self.facts.hz, self._leaf, self._room_of(name))
+            branches = Branches(
+                _root_handle(number), self.facts.hz, self._leaf, Backlog(self._numbers, name), self._room_of(name)
+            )
             device = self._devices[name] = _Device(name, number, branches)
         return device
 

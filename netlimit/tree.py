@@ -52,11 +52,11 @@ _COARSE_NS = 1_128
 """By how much the time of a burst can differ: tc cuts it to microseconds, the kernel to ticks of 64 ns."""
 
 
-LeafKind = Literal["fq_codel", "bfifo"]
+LeafKind = Literal["fq_codel", "bfifo", "pfifo"]
 
 
 class Leaf(NamedTuple):
-    """The queue of a class: its kind, and the most that it holds: packets in an fq_codel, bytes in a bfifo."""
+    """The queue of a class: its kind, and the most that it holds: bytes in a bfifo, packets in the others."""
 
     kind: LeafKind
     limit: int

@@ -285,10 +285,12 @@ def _read_class(message: TcMessage, leaves: Mapping[int, Leaf | None]) -> QueueC
 
 
 def _read_leaf(message: TcMessage) -> Leaf | None:
-    """The queue of a class; None for a kind that is not one of ours, such as the pfifo of earlier versions."""
+    """The queue of a class; None for a kind that is not one of ours."""
     options = message.attributes.get(OPTIONS, b"")
     if kind(message) == "bfifo":
         return Leaf("bfifo", _number(options, 0))
+    if kind(message) == "pfifo":
+        return Leaf("pfifo", _number(options, 0))
     if kind(message) == "fq_codel":
         return Leaf("fq_codel", _number(rtnetlink.decode(options).get(_FQ_CODEL_LIMIT), 0))
     return None

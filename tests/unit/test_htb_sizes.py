@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netlimit.htb import LONGEST_BURST, MTU, SLOWEST, size_beside, size_class, size_leaf, size_services
-from netlimit.tree import BESIDE, LINE, MANAGEMENT
+from netlimit.tree import BESIDE, LINE, MANAGEMENT, Leaf, LeafKind
 
 RATES = st.integers(SLOWEST, LINE)
 CLOCKS = st.sampled_from([100, 250, 300, 1000])
@@ -80,3 +80,30 @@ def test_a_queue_holds_a_fifth_of_a_second(ceil: int, bfifo: int, fq_codel: int)
 def test_a_merged_packet_fits_into_every_queue(ceil: int) -> None:
     """It counts with the headers of all that it will be cut into; one that never fits is lost each time."""
     assert size_leaf("bfifo", ceil).limit >= 2**16 + 2**16 // 536 * (14 + 20 + 32)
+
+
+@pytest.mark.parametrize(
+    ("share", "fifo", "fq_codel"),
+    [
+        (4_750_000, Leaf("bfifo", 475_000), 1024),
+        (296_875, Leaf("bfifo", 296_875), 196),
+        (80_000, Leaf("bfifo", 80_000), 52),
+        (79_999, Leaf("pfifo", 52), 52),
+        (18_554, Leaf("pfifo", 12), 16),
+        (1_159, Leaf("pfifo", 2), 16),
+        (0, Leaf("pfifo", 2), 16),
+    ],
+)
+def test_who_shares_room_with_many_has_less_of_it(share: int, fifo: Leaf, fq_codel: int) -> None:
+    assert size_leaf("bfifo", 19_000_000 // 8, share) == fifo
+    assert size_leaf("fq_codel", 19_000_000 // 8, share) == Leaf("fq_codel", fq_codel)
+
+
+@given(RATES, st.integers(0, 2**35), st.sampled_from(["bfifo", "fq_codel"]))
+def test_room_that_is_shared_is_never_more_than_one_would_have_alone(ceil: int, share: int, kind: LeafKind) -> None:
+    alone, shared = size_leaf(kind, ceil), size_leaf(kind, ceil, share)
+    assert shared.kind == alone.kind or shared.limit * MTU < 80_000, "only what is small is counted in packets"
+    if shared.kind == alone.kind:
+        assert shared.limit <= alone.limit
+    held = shared.limit if shared.kind == "bfifo" else shared.limit * MTU
+    assert held <= max(share, (16 if kind == "fq_codel" else 2) * MTU)
