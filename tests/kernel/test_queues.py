@@ -433,6 +433,69 @@ def test_a_queue_holds_no_longer_when_packets_come_merged(kernel: RemoteKernel) 
     assert rate * LONGEST_QUEUE / 2 < usage.queued_bytes <= rate * LONGEST_QUEUE
 
 
+@pytest.mark.parametrize(
+    ("larger", "smaller"),
+    [
+        (Leaf("bfifo", 80_000), Leaf("bfifo", 5_000)),
+        (Leaf("pfifo", 52), Leaf("pfifo", 2)),
+    ],
+)
+def test_a_queue_that_shrinks_keeps_what_waits_and_takes_no_more(
+    kernel: RemoteKernel, larger: Leaf, smaller: Leaf
+) -> None:
+    host, slow = _plant_slow(kernel, larger)
+    send(kernel, 30, host)
+    before = kernel.usages("near")[host]
+    kernel.apply(WriteTree("near", ROOT, classes={host: slow._replace(leaf=smaller)}))
+    send(kernel, 10, host)
+    after = kernel.usages("near")[host]
+    assert before.queued_packets > 20
+    assert before.queued_packets - after.queued_packets <= after.packets - before.packets, "only what was sent has gone"
+    assert after.dropped - before.dropped == 10
+
+
+@pytest.mark.parametrize("smaller", [16, 40])
+def test_an_fq_codel_that_shrinks_keeps_what_it_may_hold(kernel: RemoteKernel, smaller: int) -> None:
+    try:
+        host, slow = _plant_slow(kernel, Leaf("fq_codel", 1024))
+    except KernelError as error:
+        pytest.skip(f"This kernel has none: {error}")
+    send(kernel, 60, host)
+    kernel.apply(WriteTree("near", ROOT, classes={host: slow._replace(leaf=Leaf("fq_codel", smaller))}))
+    assert kernel.queues().trees["near"].classes[host].leaf == Leaf("fq_codel", smaller)
+    assert smaller - 5 <= kernel.usages("near")[host].queued_packets <= smaller
+
+
+def test_a_merged_packet_fits_into_the_smallest_queue(kernel: RemoteKernel) -> None:
+    """Counted in bytes it would be lost each time."""
+    host, _ = _plant_slow(kernel, size_leaf("bfifo", 10**6, 0))
+    kernel.run(sys.executable, "-c", MERGED, str(host))
+    usage = kernel.usages("near")[host]
+    assert usage.queued_packets == 2
+    assert usage.queued_bytes > 30_000
+
+
+def test_the_queues_of_many_hosts_hold_their_shares_and_no_more(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    share = 2 * 2_375_000 // 64
+    slow = HOST._replace(rate=1_000, ceil=1_000, burst=1_514, cburst=1_514, leaf=size_leaf("bfifo", 2_375_000, share))
+    hosts = [classid(FIRST_CHILD, 16 * minor) for minor in range(1, 65)]
+    kernel.apply(WriteTree("near", ROOT, classes=dict.fromkeys(hosts, slow)))
+    for host in hosts[:8]:
+        send(kernel, 100, host)
+    waiting = [kernel.usages("near")[host].queued_packets for host in hosts[:8]]
+    assert waiting == [share // 1514] * 8
+
+
+def _plant_slow(kernel: RemoteKernel, leaf: Leaf) -> tuple[int, QueueClass]:
+    """A host that sends next to nothing, with a queue of this kind."""
+    host = classid(FIRST_CHILD, 1)
+    slow = HOST._replace(rate=1_000, ceil=1_000, burst=1_514, cburst=1_514, leaf=leaf)
+    classes = {**grow().classes, host: slow}
+    kernel.apply(plant(replace(grow(), classes=classes)))
+    return host, slow
+
+
 def test_what_waits_and_is_lost_below_a_class_is_added_up(kernel: RemoteKernel) -> None:
     kernel.apply(plant(grow()))
     slow = HOST._replace(rate=1_000, ceil=1_000, burst=1_000, cburst=1_000)
