@@ -33,8 +33,8 @@ _FEWEST_BYTES = 80_000
 that never fits into a queue would be lost each time."""
 _FEWEST_PACKETS, _MOST_PACKETS = 1024, 10_000
 """An fq_codel keeps delays short by itself, and needs room for many flows."""
-_FEWEST_SHARED = {"fq_codel": 16, "pfifo": 2}
-"""Packets that may wait of a host, however many there are: one, and another while it is sent."""
+_FEWEST_SHARED = 2
+"""Packets that may wait of a host, however many hosts there are: while one is sent, another is there."""
 
 
 def check_rate(field: str, rate: Rate) -> None:
@@ -93,11 +93,11 @@ def size_leaf(kind: LeafKind, ceil: int, share: int | None = None) -> Leaf:
     waiting = min(int(ceil * LONGEST_QUEUE), _MOST_PACKETS * MTU)
     if kind == "fq_codel":
         alone = max(waiting // MTU, _FEWEST_PACKETS)
-        return Leaf(kind, alone if share is None else min(alone, max(share // MTU, _FEWEST_SHARED[kind])))
+        return Leaf(kind, alone if share is None else min(alone, max(share // MTU, _FEWEST_SHARED)))
     alone = max(waiting, _FEWEST_BYTES)
     if share is None or share >= _FEWEST_BYTES:
         return Leaf("bfifo", alone if share is None else min(alone, share))
-    return Leaf("pfifo", max(share // MTU, _FEWEST_SHARED["pfifo"]))
+    return Leaf("pfifo", max(share // MTU, _FEWEST_SHARED))
 
 
 def size_beside(root: int, cap: int, hz: int, leaf: LeafKind) -> dict[int, QueueClass]:

@@ -101,7 +101,7 @@ def test_an_fq_codel_shares_as_well(count: int) -> None:
     see(made, flood(0, count))
     (leaf,) = set(leaves(made))
     assert leaf.kind == "fq_codel"
-    assert leaf.limit == max(TOTAL // round_up(count) // MTU, 16)
+    assert leaf.limit == min(TOTAL // round_up(count) // MTU, 1024)
 
 
 def test_a_newcomer_costs_his_own_class_alone_but_where_the_number_has_doubled() -> None:
