@@ -483,8 +483,10 @@ def test_the_queues_of_many_hosts_hold_their_shares_and_no_more(kernel: RemoteKe
     kernel.apply(WriteTree("near", ROOT, classes=dict.fromkeys(hosts, slow)))
     for host in hosts[:8]:
         send(kernel, 100, host)
-    waiting = [kernel.usages("near")[host].queued_packets for host in hosts[:8]]
-    assert waiting == [share // 1514] * 8
+    usages = kernel.usages("near")
+    for usage in map(usages.__getitem__, hosts[:8]):
+        assert share // 1514 - usage.packets <= usage.queued_packets <= share // 1514
+        assert usage.packets < 30, "the machine stood still"
 
 
 def _plant_slow(kernel: RemoteKernel, leaf: Leaf) -> tuple[int, QueueClass]:
