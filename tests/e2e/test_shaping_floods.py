@@ -12,18 +12,19 @@ from tests.e2e.loads import offer, shape
 
 OTHER = "10.1.200.7"
 FLOODING = "10.1.16.0/24"
+SHARING = (
+    shape("0.0.0.0/0", "19 Mbit/s", direction="to", interface="wan", per="target"),
+    shape("10.1.0.0/16", "1 Mbit/s", ceil="19 Mbit/s", per="host", direction="from", interface="wan"),
+)
+"""The rules of README, "Sharing a line"."""
 WELL_AGAIN = 12.0
 """Seconds after the flood. What waits is sent in two; the rest is for a machine that others use too, and for what is
 looked at itself. With a queue for each as if it were alone, nothing passed for 40."""
 
 
 def test_others_have_the_line_again_soon_after_a_flood_from_many_addresses(gateway: Gateway, lab: Lab) -> None:
-    """The rules of README, "Sharing a line"."""
     lab.add_client_addresses(OTHER)
-    gateway.put(
-        shape("0.0.0.0/0", "19 Mbit/s", direction="to", interface="wan", per="target"),
-        shape("10.1.0.0/16", "1 Mbit/s", ceil="19 Mbit/s", per="host", direction="from", interface="wan"),
-    )
+    gateway.put(*SHARING)
     assert _pass(lab) > 0.9, "the line is not what it should be without any flood"
     _flood(lab, 3)
     ended = time.monotonic()
@@ -53,3 +54,22 @@ def _flood(lab: Lab, seconds: float) -> None:
         f"--seconds={seconds}",
     ) as stream:
         stream.report()
+
+
+def test_who_starts_anew_after_a_flood_finds_the_queues_as_they_shall_be(gateway: Gateway, lab: Lab) -> None:
+    line, each = SHARING
+    gateway.put(line, {**each, "rate": "50 kbit/s"})  # all of which the line has
+    _flood(lab, 1)
+    gateway.wait(lambda: len(_queues(gateway)) > 200, "classes of the flood")
+    gateway.stop()
+    before = _queues(gateway)
+    assert len(set(before.values()) - {"bfifo limit 475000"}) > 1, "nothing is shared"
+    assert not gateway.drift(), str(gateway.drift())
+    gateway.start()
+    assert {each: leaf for each, leaf in _queues(gateway).items() if before.get(each, leaf) != leaf} == {}
+    assert not gateway.drift(), str(gateway.drift())
+
+
+def _queues(gateway: Gateway) -> dict[int, str]:
+    """The queue of each class."""
+    return {number: str(each.leaf) for number, each in gateway.classes("wan").items() if each.leaf}
