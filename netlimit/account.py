@@ -17,7 +17,7 @@ from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree,
 from netlimit.rates import format_rate
 from netlimit.rules import HOST, TARGET, Action, Rule, Target
 from netlimit.several import say_more
-from netlimit.state import CHAIN_PREFIX, SET_PREFIX, ChainId, Entry, State
+from netlimit.state import CHAIN_PREFIX, ChainId, Entry, State, leads
 from netlimit.tree import QueueClass
 from netlimit.wording import say_changes, say_comes, say_goes, title
 
@@ -25,8 +25,6 @@ MOST_NAMED = 20
 """So many of a kind are told one by one."""
 FindRules = Callable[[Collection[int]], Mapping[int, Rule]]
 """Gives the rules of some ids, as they are now."""
-_LANES = f"{SET_PREFIX}q"
-"""How the sets begin that lead packets to their queues."""
 _Place = tuple[str, str]
 """A set and a key in it."""
 
@@ -136,12 +134,12 @@ class _Account:
         """What no rule explains: entries that somebody took out or put in, and who is safe."""
         owned = {name for names in self.wanted.owners for name in names}
         for name, key in sorted(added):
-            if name.startswith(_LANES):
+            if leads(name):
                 self.ways[name] += 1
             elif name not in owned and key not in self.told:
                 self.mended[name] += 1
         for name, key in sorted(removed):
-            if name.startswith(_LANES):
+            if leads(name):
                 self.freed += [key] if not self._shapes_anew else []
             elif key not in self.told:
                 self.strays[name] += 1

@@ -15,7 +15,7 @@ from netlimit.ingress import IngressLane
 from netlimit.limits import Facts, digest, side_of, write_key
 from netlimit.packet import Side
 from netlimit.rules import Direction, Rule, Selector, Target
-from netlimit.state import ROLLING_SLOTS, SEEN_PREFIX, SET_PREFIX, IpSet
+from netlimit.state import LANE_PREFIX, ROLLING_SLOTS, SEEN_PREFIX, IpSet
 from netlimit.tree import INGRESS_DEVICE
 
 SEEN_SECONDS = 10
@@ -66,7 +66,7 @@ class Lane:
     @property
     def name(self) -> str:
         """The name of its set."""
-        return f"{SET_PREFIX}q{self.family}-{self.digest}"
+        return f"{LANE_PREFIX}{self.family}-{self.digest}"
 
     @property
     def incoming(self) -> bool:

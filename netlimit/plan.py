@@ -4,6 +4,7 @@ Make before break: chains lead to the new sets before entries come there, entrie
 old goes last. There is no moment without a limit, and none that drops what is allowed; for that, entries come in the
 order in which the desired structure has its sets, and go in the reverse. Filling new sets before a chain names them
 would not do: a block could come into force before its exception, if that goes into a set that is there already.
+Trees take the longest: what blocks and limits comes before them, what leads to their classes behind them.
 A plan is data that prints; the text is the dry run.
 """
 
@@ -29,6 +30,7 @@ from netlimit.state import (
     Table,
     chain_rule,
     exempts,
+    leads,
     limits,
     show_entry,
 )
@@ -244,6 +246,8 @@ def diff(
     are the root qdiscs that were there before ours. Trees grow before anything leads to them, and lose what nothing
     leads to any more.
     """
+    trees = list(_diff_trees(desired.trees, observed.trees, touched_classes, put_back or {}))
+    grown = [each for each, _ in trees if each]
     between = transition or desired.structure
     have = observed.structure.sets
     # A set of peers has another name beside a limit that leaves than without it.
@@ -257,8 +261,12 @@ def diff(
     full = {
         each.name
         for each in create
-        if each.name in have or each.family not in old or (limits(each.name) and each.family in early)
+        if each.name in have
+        or (each.family not in old and not (grown and leads(each.name)))
+        or (limits(each.name) and each.family in early)
     }
+    # What takes the place of a set that leads to classes must find them there.
+    first = grown if any(leads(name) for name in full) else []
     fill = {name: desired.entries[name] for name in between.sets if name in full and desired.entries.get(name)}
     add, remove = _diff_entries(desired, observed, between, touched)
     add = {name: entries for name, entries in add.items() if name not in full}
@@ -275,18 +283,25 @@ def diff(
     add |= late
     if not late and not crowded:  # all exceptions are there before chains lead to what is new: so can be blocks
         new = {
-            each.name for each in create if each.name not in have and (each.family in early or not limits(each.name))
+            each.name
+            for each in create
+            if each.name not in have
+            and (each.family in early or not limits(each.name))
+            and not (grown and leads(each.name))
         }
         fill |= {name: entries for name, entries in add.items() if name in new}
         add = {name: entries for name, entries in add.items() if name not in new}
     remove = {name: keys for name, keys in remove.items() if name not in crowded}
     destroy = tuple(sorted(name for name in {*have, *between.sets} if name not in desired.structure.sets))
-    trees = list(_diff_trees(desired.trees, observed.trees, touched_classes, put_back or {}))
+    early_add = {name: entries for name, entries in add.items() if grown and not first and not leads(name)}
+    add = {name: entries for name, entries in add.items() if name not in early_add}
     steps: list[Step] = [
-        *(grown for grown, _ in trees),
+        *first,
         WriteSets(create=create, add=exceptions | fill),
         *_switch(between, observed.structure, _find_orders(observed.structure)),
         WriteSets(remove=crowded),
+        WriteSets(add=early_add),
+        *(grown if not first else ()),
         WriteSets(add=add, remove=remove),
         *_switch(desired.structure, between, dict.fromkeys(_FAMILIES, _LEAVING)),
         WriteSets(destroy=destroy),

@@ -58,8 +58,8 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class _Device:
-    """One device. `homes` counts a lane's rules by the network behind the device that their targets lie in; `subnets`
-    are the budgets of more than one address. `crowded`: not everybody who appeared has a class."""
+    """One device. `homes` counts a lane's rules by the network behind the device that their targets lie in, once it is
+    asked for. `crowded`: not everybody who appeared has a class."""
 
     name: str
     number: int
@@ -67,12 +67,20 @@ class _Device:
     cap: Rule | None = None
     lanes: dict[Lane, Traffic] = field(default_factory=dict)
     homes: dict[Lane, Counter[Target | None]] = field(default_factory=dict)
-    subnets: int = 0
     crowded: bool = False
 
     @property
     def hosts(self) -> int:
         return sum(traffic.hosts for traffic in self.lanes.values())
+
+
+class _Ground(NamedTuple):
+    """The devices where a rule is to be held, and what is to be told of it: what it is not held for (`lost`), and what
+    else (`note`)."""
+
+    devices: tuple[str, ...]
+    lost: str
+    note: str | None
 
 
 def is_cap(rule: Rule, device: str) -> bool:
@@ -113,6 +121,12 @@ class Shaping:
         self._named: dict[tuple[Target, Direction], dict[int, Selector]] = {}
         self._devices: dict[str, _Device] = {}
         self._touched: dict[str, set[int]] = {}
+        self._kinds = 0
+        """Lanes on all devices that have rules."""
+        self._budgets = 0
+        """Budgets for subnets, of more than one address, on all devices."""
+        self._kind: tuple[Rule, Facts, Lane] | None = None
+        """The lane of the rule that was asked for last, on whatever device: it is asked for on each."""
 
     def __contains__(self, rule_id: int) -> bool:
         return rule_id in self._rules
@@ -147,13 +161,13 @@ class Shaping:
 
     def relocate(self, facts: Facts) -> list[int]:
         """Take new facts: rules move to where their traffic leaves now, and those that had a problem are tried again.
-        Returns the ids of those that were put anew."""
+        Returns the ids of those that moved, or were put anew."""
         before, self.facts = self.facts, facts
         rehomed: set[int] = set()
         if facts.topology is not before.topology:
             rehomed = set(self._find_rehomed(before.topology))
-            self._count_homes()
             for name, device in self._devices.items():
+                device.homes.clear()
                 device.branches.give_room(self._room_of(name))
             for rule in self._rules.values():
                 if rule.id not in self.problems:
@@ -161,8 +175,32 @@ class Shaping:
         asked = self.problems.keys() | self.find_growing() | rehomed
         moved = [rule for rule in self._rules.values() if rule.id in asked or self._moves(rule, before)]
         for rule in sorted(moved, key=lambda each: each.id):
-            self.put(rule)
+            if rule.id in asked or self._is_another_kind(rule, before) or not self._follow(rule):
+                self.put(rule)
         return [rule.id for rule in moved]
+
+    def _is_another_kind(self, rule: Rule, before: Facts) -> bool:
+        """Whether its packets are told apart in another way than before, on whatever device."""
+        return find_lane(rule, "", before) != find_lane(rule, "", self.facts)
+
+    def _follow(self, rule: Rule) -> bool:
+        """Have a rule leave the devices that its traffic does not leave by any more, and come to those that it leaves
+        by now: with many rules and devices it takes long to put them anew on each. False where that does not do."""
+        ground = self._find_ground(rule)
+        if isinstance(ground, str) or rule.id in self.problems:
+            return False
+        homes = self._homes.get(rule.id, [])
+        held = {device.name for device, _ in homes}
+        new = tuple(name for name in ground.devices if name not in held)
+        if held.isdisjoint(ground.devices) or any(True for name in new for _ in self._find_rivals(rule, name)):
+            return False
+        self._homes[rule.id] = [home for home in homes if home[0].name in ground.devices]
+        for home in homes:
+            if home[0].name not in ground.devices:
+                self._leave(rule, *home)
+        self._forget(rule)
+        self._tell(rule, ground, self._fill(rule, new))
+        return True
 
     def _find_rehomed(self, before: Topology) -> Iterator[int]:
         """The rules whose targets lie in another network behind a device than before, where rules of the other
@@ -174,7 +212,7 @@ class Shaping:
                         yield rule.id
 
     def _moves(self, rule: Rule, before: Facts) -> bool:
-        if find_lane(rule, "", before) != find_lane(rule, "", self.facts):
+        if self._is_another_kind(rule, before):
             return True
         way = find_way(rule, self.facts)
         others = (_judge(before, name) != _judge(self.facts, name) for name in way.devices)
@@ -188,16 +226,10 @@ class Shaping:
 
     def _settle_down(self, rule: Rule) -> str | None:
         """Find the rule's place on each of its devices; returns why there is none."""
-        way = find_way(rule, self.facts)
-        problem = way.problem or self._find_lack(rule, way.devices)
-        if problem:
-            return problem
-        devices, missing = self._without_ingress(way.devices)
-        devices, taken = self._without_foreign(devices)
-        devices, unled = self._without_unled(devices)
-        lost = " ".join(filter(None, (missing, taken, unled, way.missing)))
-        if not devices:
-            return lost
+        ground = self._find_ground(rule)
+        if isinstance(ground, str):
+            return ground
+        devices = ground.devices
         rivals = [(rival, name) for name in devices for rival in self._find_rivals(rule, name)]
         for rival, name in rivals:
             if rival.id < rule.id:
@@ -208,12 +240,28 @@ class Shaping:
         if len(full) == len(devices):
             self._give_way(rule, {rival.id: rival for rival, _ in rivals})
             return full[devices[0]]
-        lost = " ".join(filter(None, (lost, *_say_full(full))))
-        told = " ".join(filter(None, (lost, way.note)))
+        self._tell(rule, ground, full)
+        return None
+
+    def _find_ground(self, rule: Rule) -> _Ground | str:
+        """Where a rule is to be held, or why nowhere."""
+        way = find_way(rule, self.facts)
+        problem = way.problem or self._find_lack(rule, way.devices)
+        if problem:
+            return problem
+        devices, missing = self._without_ingress(way.devices)
+        devices, taken = self._without_foreign(devices)
+        devices, unled = self._without_unled(devices)
+        lost = " ".join(filter(None, (missing, taken, unled, way.missing)))
+        return _Ground(devices, lost, way.note) if devices else lost
+
+    def _tell(self, rule: Rule, ground: _Ground, full: Mapping[str, str]) -> None:
+        """Note what is to be told of a rule that is held, but where it found no room."""
+        lost = " ".join(filter(None, (ground.lost, *_say_full(full))))
+        told = " ".join(filter(None, (lost, ground.note)))
         if told:
             self._notes[rule.id] = Note(told, degraded=bool(lost))
         self._look_past(rule)
-        return None
 
     def _fill(self, rule: Rule, devices: tuple[str, ...]) -> dict[str, str]:
         """Move in where there is room, first where most leaves; returns why there is none on others."""
@@ -283,8 +331,8 @@ class Shaping:
             reason = self.facts.capabilities.get(need)
             if reason is not None:
                 return reason
-        for device in devices:
-            reason = self.facts.capabilities.get(find_lane(rule, device, self.facts).name)
+        for device in devices if self.facts.any_occupied or rule.selector.interface else ():
+            reason = self.facts.capabilities.get(self._lane_of(rule, device).name)
             if reason is not None:
                 return reason
             miss = find_missing(device, Direction.TO, self.facts.topology) if rule.selector.interface else None
@@ -339,7 +387,7 @@ class Shaping:
         """Rules of the other direction: any two meet in a packet, unless both ends lie in one network, and neither is
         this host or somebody safe whom a rule was forced to hit."""
         home = None if lane.stands_here or other.stands_here else self._home(rule, device.name)
-        homes = device.homes[other]
+        homes = self._count_homes(device, other)
         if home is None or homes.keys() - {home}:
             yield from (
                 each for each in device.lanes[other].rules if home is None or self._home(each, device.name) != home
@@ -348,13 +396,16 @@ class Shaping:
     def _home(self, rule: Rule, device: str) -> Target | None:
         return find_home(rule.target, device, self.facts.topology)
 
-    def _count_homes(self) -> None:
-        for name, device in self._devices.items():
-            for lane, traffic in device.lanes.items():
-                device.homes[lane] = Counter(self._home(rule, name) for rule in traffic.rules)
+    def _count_homes(self, device: _Device, lane: Lane) -> Counter[Target | None]:
+        if lane not in device.homes:
+            device.homes[lane] = Counter(self._home(rule, device.name) for rule in device.lanes[lane].rules)
+        return device.homes[lane]
 
     def _lane_of(self, rule: Rule, device: str) -> Lane:
-        return find_lane(rule, device, self.facts)
+        kind = self._kind
+        if kind is None or kind[0] is not rule or kind[1] is not self.facts:
+            kind = self._kind = rule, self.facts, find_lane(rule, "", self.facts)
+        return replace(kind[2], device=device)
 
     def _move_in(self, rule: Rule, name: str) -> str | None:
         """Take a place on a device; returns why there is none, and then the rule has not come."""
@@ -381,9 +432,11 @@ class Shaping:
         traffic = device.lanes.get(lane)
         if traffic is None:
             traffic = device.lanes[lane] = Traffic(lane, device.branches, self._numbers)
+        self._kinds += not traffic.has_rules
         traffic.enter(rule)
-        device.homes.setdefault(lane, Counter())[self._home(rule, name)] += 1
-        device.subnets += _is_subnet(rule)
+        if lane in device.homes:
+            device.homes[lane][self._home(rule, name)] += 1
+        self._budgets += _is_subnet(rule)
 
     def _find_crowd(self, device: _Device, traffic: Traffic, rule: Rule) -> str | None:
         if device.hosts > MOST_HOSTS:
@@ -391,10 +444,9 @@ class Shaping:
                 f"{device.name} has classes for {MOST_HOSTS} hosts already, the most there can be. Police this one "
                 '(`action: "drop"`), or shape blocks of addresses together (`per: /n`).'
             )
-        if _is_subnet(rule) and sum(each.subnets for each in self._devices.values()) > MOST_BUDGETS:
+        if _is_subnet(rule) and self._budgets > MOST_BUDGETS:
             return f"This host has {MOST_BUDGETS} budgets for subnets on all its devices, the most there can be."
-        kinds = (kind for each in self._devices.values() for kind in each.lanes.values())
-        if sum(1 for kind in kinds if kind.budgets or kind.units) > MOST_KINDS:
+        if self._kinds > MOST_KINDS:
             return (
                 f"{MOST_KINDS} kinds of traffic (by device, direction, protocol and ports) are shaped on this host "
                 "already, the most there can be."
@@ -425,9 +477,12 @@ class Shaping:
         if lane is None:
             device.cap = None
         else:
-            device.lanes[lane].leave(rule)
-            device.homes[lane] -= Counter([self._home(rule, device.name)])
-            device.subnets -= _is_subnet(rule)
+            traffic = device.lanes[lane]
+            traffic.leave(rule)
+            self._kinds -= not traffic.has_rules
+            if lane in device.homes:
+                device.homes[lane] -= Counter([self._home(rule, device.name)])
+            self._budgets -= _is_subnet(rule)
 
     def _open(self, name: str) -> _Device | None:
         device = self._devices.get(name)
@@ -508,7 +563,8 @@ class Shaping:
                 learned = {str(unit_length(rule)) for rule in traffic.wide.values()}
                 self._numbers.release_all(_marks(lane), learned)
                 if not traffic.places:
-                    del device.lanes[lane], device.homes[lane]
+                    del device.lanes[lane]
+                    device.homes.pop(lane, None)
             self._limit(device)
             device.branches.settle()
             if not device.lanes and device.cap is None:
@@ -644,6 +700,8 @@ class Shaping:
     def _tell_peers(self) -> Iterator[tuple[int, Note]]:
         """Rules for what somebody sends, some of which waits in queues of rules for what his peers are sent."""
         for device in self._devices.values():
+            if len({lane.direction for lane in device.lanes}) < 2:
+                continue
             found = {lane: self._find_peers(device, lane) for lane in device.lanes}
             for lane in (lane for lane in found if lane.direction is Direction.FROM and found[lane]):
                 receiving = (other for other in found if other.direction is Direction.TO and other.overlaps(lane))
@@ -672,7 +730,7 @@ class Shaping:
 
     def _find_peers(self, device: _Device, lane: Lane) -> set[Target]:
         """The networks that rules of a lane are for, of which the hosts have no neighbours."""
-        homes = (home for home in device.homes[lane] if home is not None)
+        homes = (home for home in self._count_homes(device, lane) if home is not None)
         return {home for home in homes if are_peers(home, device.name, self.facts.topology)}
 
     def _tell_passing(self) -> Iterator[tuple[int, str]]:

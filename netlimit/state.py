@@ -22,6 +22,7 @@ OFFENDER_PREFIX = "nl-off"
 OFFENDER_SECONDS = 60
 ROLLING_SLOTS = 8192
 """Room for as many as such a set takes, in 64 kB: one that packets fill does not grow."""
+LANE_PREFIX = f"{SET_PREFIX}q"
 SEEN_PREFIX = "nl-seen"
 SLOT_ROOM = 12
 """Entries that a slot of a set takes (AHASH_MAX_SIZE in the kernel): one that packets fill does not grow by itself."""
@@ -666,6 +667,11 @@ def exempts(name: str) -> bool:
 def limits(name: str) -> bool:
     """Whether the addresses in a set are limited, or counted when they are."""
     return name.startswith(_LIMITING)
+
+
+def leads(name: str) -> bool:
+    """Whether the entries of a set lead to classes, those of the queues of a device."""
+    return name.startswith(LANE_PREFIX)
 
 
 def show_entry(key: str, entry: Entry) -> str:

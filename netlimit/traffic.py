@@ -90,6 +90,11 @@ class Traffic:
         yield from self.units.values()
 
     @property
+    def has_rules(self) -> bool:
+        """Whether any rule is in the lane."""
+        return bool(self.budgets or self.units)
+
+    @property
     def hosts(self) -> int:
         """How many classes hosts, blocks and plain budgets have, at most."""
         return len(self.units) + len(self.budgets) + len(self.present)

@@ -208,7 +208,8 @@ def test_a_step_that_fails_anywhere_is_put_right_by_the_next_pass(gateway: Shape
 def test_a_device_that_refuses_keeps_nobody_else_from_what_they_shall_be(gateway: Shaper) -> None:
     gateway.shape("10.1.0.2")
     gateway.add(target="192.0.2.66", action="block")
-    gateway.kernel.fail_at(0)
+    steps = gateway.controller.plan().steps
+    gateway.kernel.fail_at(next(at for at, step in enumerate(steps) if isinstance(step, WriteTree)))
     with pytest.raises(KernelError, match="told to fail"):
         gateway.controller.sync()
     attack = Packet(ip_address("192.0.2.66"), ip_address("10.1.0.2"), in_interface="wan", out_interface="lan")
