@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 from netlimit.backlog import Backlog
@@ -40,6 +41,8 @@ MOST_NESTED = 6
 """Budgets that lie in one another: HTB has eight levels, of which the device and the hosts take one each."""
 _MOST_NAMED = 4
 """Devices that are named for one reason."""
+_ROOT = "tc root"
+"""What the numbers of devices are kept under."""
 _ROOTS = range(1, 256)
 _EVEN_ROOTS = 127
 """The first of them have the even handles, as they always had; the odd ones come after."""
@@ -59,7 +62,8 @@ class Note(NamedTuple):
 @dataclass(slots=True)
 class _Device:
     """One device. `homes` counts a lane's rules by the network behind the device that their targets lie in, once it is
-    asked for. `crowded`: not everybody who appeared has a class."""
+    asked for. `crowded`: not everybody who appeared has a class. `closed`: all rules have left it to make room, and it
+    takes none until the kernel is told."""
 
     name: str
     number: int
@@ -68,6 +72,18 @@ class _Device:
     lanes: dict[Lane, Traffic] = field(default_factory=dict)
     homes: dict[Lane, Counter[Target | None]] = field(default_factory=dict)
     crowded: bool = False
+    closed: bool = False
+
+    @property
+    def rules(self) -> Iterator[Rule]:
+        """All rules that are held there."""
+        yield from (self.cap,) if self.cap else ()
+        yield from (rule for traffic in self.lanes.values() for rule in traffic.rules)
+
+    @property
+    def size(self) -> int:
+        """How many those are."""
+        return bool(self.cap) + sum(traffic.size for traffic in self.lanes.values())
 
     @property
     def hosts(self) -> int:
@@ -121,6 +137,7 @@ class Shaping:
         self._named: dict[tuple[Target, Direction], dict[int, Selector]] = {}
         self._devices: dict[str, _Device] = {}
         self._touched: dict[str, set[int]] = {}
+        self._begins = True
         self._kinds = 0
         """Lanes on all devices that have rules."""
         self._budgets = 0
@@ -257,23 +274,102 @@ class Shaping:
 
     def _tell(self, rule: Rule, ground: _Ground, full: Mapping[str, str]) -> None:
         """Note what is to be told of a rule that is held, but where it found no room."""
-        lost = " ".join(filter(None, (ground.lost, *_say_full(full))))
+        lost = " ".join(filter(None, (ground.lost, *_say_full(full, self._find_default(rule.family)))))
         told = " ".join(filter(None, (lost, ground.note)))
         if told:
             self._notes[rule.id] = Note(told, degraded=bool(lost))
         self._look_past(rule)
 
-    def _fill(self, rule: Rule, devices: tuple[str, ...]) -> dict[str, str]:
-        """Move in where there is room, first where most leaves; returns why there is none on others."""
-        default = read_table(self.facts.topology, rule.family).default
-        problems = {}
+    def _fill(self, rule: Rule, devices: tuple[str, ...]) -> Mapping[str, str]:
+        """Move in where there is room, first where most leaves, and there others make room; returns why there is none
+        on others."""
+        default = self._find_default(rule.family)
         for name in sorted(devices, key=lambda each: (each not in default, each != INGRESS_DEVICE)):
             problem = self._move_in(rule, name)
+            if problem is not None and self._matters(rule, name) and self._make_room(rule, name):
+                problem = self._move_in(rule, name)
             if problem is not None:
-                problems[name] = problem
-        if problems:
-            self._cramped[rule.id] = problems
-        return problems
+                self._cramped.setdefault(rule.id, {})[name] = problem
+        return self._cramped.get(rule.id, {})
+
+    def _find_default(self, family: int) -> tuple[str, ...]:
+        return read_table(self.facts.topology, family).default
+
+    def _matters(self, rule: Rule, name: str) -> bool:
+        """Whether a rule needs this device more than others need theirs: most leaves by it, or the rule names it."""
+        return name in (INGRESS_DEVICE, rule.selector.interface) or name in self._find_default(rule.family)
+
+    def _make_room(self, rule: Rule, name: str) -> bool:
+        """Have rules without `interface` leave a lesser device that they are held on besides, so that there is a handle
+        for this one, or room for a kind of traffic there; whether there is now."""
+        device = self._devices.get(name)
+        if device is None:
+            return self._free_handle(name)
+        traffic = None if is_cap(rule, name) else device.lanes.get(self._lane_of(rule, name))
+        if device.closed or self._kinds < MOST_KINDS or (traffic is not None and traffic.has_rules):
+            return False
+        lesser = self._find_lesser_lane()
+        if lesser is not None:
+            self._have_leave(*lesser, _say_no_kind)
+        return lesser is not None
+
+    def _free_handle(self, name: str) -> bool:
+        """Give a device the number of one that can be left, or, to begin with, that no rule has come to yet. Until the
+        kernel is told, both have a tree of this handle: only what goes through both could take the wrong class."""
+        unused = {each for group, each in self._numbers.retired if group == _ROOT and self._is_lesser(each)}
+        if self._begins and unused:
+            former = min(unused, key=lambda each: (each in self.facts.topology.devices, each))
+        else:
+            lesser = self._find_lesser_device()
+            if lesser is None:
+                return False
+            lesser.closed, former = True, lesser.name
+            self._have_leave(lesser, None, _say_no_handle)
+            self._numbers.release(_ROOT, former)
+        return self._numbers.take_over(_ROOT, name, _ROOTS, (_ROOT, former)) is not None
+
+    def _is_lesser(self, name: str) -> bool:
+        return name != INGRESS_DEVICE and not any(name in self._find_default(family) for family in (4, 6))
+
+    def _find_lesser_device(self) -> _Device | None:
+        """The one with the fewest rules, the last by its name, of those that all rules can leave."""
+        devices = [each for each in self._devices.values() if not each.closed and self._is_lesser(each.name)]
+        devices.sort(key=lambda each: each.name, reverse=True)
+        return next((each for each in sorted(devices, key=lambda each: each.size) if self._can_leave(each.rules)), None)
+
+    def _has_lesser(self) -> bool:
+        """Whether there is such a device; one without rules leaves its handle when the kernel is told."""
+        device = self._find_lesser_device()
+        return device is not None and device.size > 0
+
+    def _find_lesser_lane(self) -> tuple[_Device, Lane] | None:
+        lanes = [
+            (traffic.size, device, lane)
+            for device in sorted(self._devices.values(), key=lambda each: each.name, reverse=True)
+            for lane, traffic in (device.lanes.items() if self._is_lesser(device.name) else ())
+            if traffic.has_rules
+        ]
+        lanes.sort(key=lambda each: each[0])
+        return next(
+            ((device, lane) for _, device, lane in lanes if self._can_leave(device.lanes[lane].rules)),
+            None,
+        )
+
+    def _can_leave(self, rules: Iterable[Rule]) -> bool:
+        """Whether they are held elsewhere besides, and none of them names the device."""
+        return all(not rule.selector.interface and len(self._homes[rule.id]) > 1 for rule in rules)
+
+    def _have_leave(self, device: _Device, lane: Lane | None, why: Callable[[Rule], str]) -> None:
+        """Have the rules of a lane leave a device, or all, and tell why."""
+        for rule in list(device.rules if lane is None else device.lanes[lane].rules):
+            homes = self._homes[rule.id]
+            homes.remove(left := next(home for home in homes if home[0] is device))
+            self._leave(rule, *left)
+            full = self._cramped.setdefault(rule.id, {})
+            full[device.name] = why(rule)
+            ground = self._find_ground(rule)
+            if rule.id in self._rules and not isinstance(ground, str):
+                self._tell(rule, ground, full)
 
     def _give_way(self, rule: Rule, rivals: Mapping[int, Rule]) -> None:
         """Let those back whom a rule has driven out that has no room itself."""
@@ -283,15 +379,20 @@ class Shaping:
 
     def find_growing(self) -> set[int]:
         """The rules that are held on some of their devices, and for which others of them have room now; by ids."""
-        new = self._numbers.has_room("tc root", _ROOTS)
+        new = self._numbers.has_room(_ROOT, _ROOTS)
+        has_lesser = cache(self._has_lesser)
         return {
             rule_id
             for rule_id, full in self._cramped.items()
-            if any(self._has_room(rule_id, name) for name in full if new or name in self._devices)
+            if any(self._may_grow(self._rules[rule_id], name, new, has_lesser) for name in full)
         }
 
-    def _has_room(self, rule_id: int, name: str) -> bool:
-        rule = self._rules[rule_id]
+    def _may_grow(self, rule: Rule, name: str, new: bool, has_lesser: Callable[[], bool]) -> bool:
+        if new or name in self._devices:
+            return self._has_room(rule, name)
+        return self._matters(rule, name) and has_lesser()
+
+    def _has_room(self, rule: Rule, name: str) -> bool:
         if self._move_in(rule, name) is not None:
             return False
         self._leave(rule, *self._homes[rule.id].pop())
@@ -411,10 +512,7 @@ class Shaping:
         """Take a place on a device; returns why there is none, and then the rule has not come."""
         device = self._open(name)
         if device is None:
-            return (
-                f"netlimit shapes on {len(_ROOTS)} devices already, the most there can be. Name in `interface` the one "
-                "that matters."
-            )
+            return _say_no_handle(rule)
         self._enter(rule, device)
         lane = self._homes[rule.id][-1][1]
         problem = self._find_crowd(device, device.lanes[lane], rule) if lane is not None else None
@@ -447,10 +545,7 @@ class Shaping:
         if _is_subnet(rule) and self._budgets > MOST_BUDGETS:
             return f"This host has {MOST_BUDGETS} budgets for subnets on all its devices, the most there can be."
         if self._kinds > MOST_KINDS:
-            return (
-                f"{MOST_KINDS} kinds of traffic (by device, direction, protocol and ports) are shaped on this host "
-                "already, the most there can be."
-            )
+            return _say_no_kind(rule)
         if not unit_length(rule) and traffic.nesting(rule.target) > MOST_NESTED:
             return (
                 f"{format_target(rule.target)} would make {MOST_NESTED + 1} budgets that lie in one another on "
@@ -486,8 +581,10 @@ class Shaping:
 
     def _open(self, name: str) -> _Device | None:
         device = self._devices.get(name)
+        if device is not None and device.closed:
+            return None
         if device is None:
-            number = self._numbers.take("tc root", name, _ROOTS)
+            number = self._numbers.take(_ROOT, name, _ROOTS)
             if number is None:
                 return None
             branches = Branches(
@@ -568,7 +665,7 @@ class Shaping:
             self._limit(device)
             device.branches.settle()
             if not device.lanes and device.cap is None:
-                self._numbers.release("tc root", device.name)
+                self._numbers.release(_ROOT, device.name)
                 self._touched.setdefault(device.name, set()).update(device.branches.touched)
                 del self._devices[device.name]
 
@@ -616,6 +713,7 @@ class Shaping:
 
     def recycle(self) -> None:
         """The kernel holds nothing any more but what is as it should be."""
+        self._begins = False
         for device in self._devices.values():
             device.branches.recycle()
 
@@ -817,13 +915,27 @@ def _name_both(rule: Rule, rival: Rule, device: str) -> str:
     )
 
 
-def _say_full(full: Mapping[str, str]) -> Iterator[str]:
-    """What is not held on the devices where there is no room, by why there is none."""
+def _say_no_handle(rule: Rule) -> str:
+    advice = "" if rule.selector.interface else " Name in `interface` the one that matters."
+    return f"netlimit shapes on {len(_ROOTS)} devices already, the most there can be.{advice}"
+
+
+def _say_no_kind(rule: Rule) -> str:
+    advice = "" if rule.selector.interface else " Name in `interface` the device that matters."
+    return (
+        f"{MOST_KINDS} kinds of traffic (by device, direction, protocol and ports) are shaped on this host already, "
+        f"the most there can be.{advice}"
+    )
+
+
+def _say_full(full: Mapping[str, str], default: Collection[str]) -> Iterator[str]:
+    """What is not held on the devices where there is no room, by why there is none; first those by which most
+    leaves."""
     reasons: dict[str, list[str]] = {}
     for name, why in full.items():
         reasons.setdefault(why, []).append(name)
     for why, names in reasons.items():
-        away = sorted(name for name in names if name != INGRESS_DEVICE)
+        away = sorted((each for each in names if each != INGRESS_DEVICE), key=lambda each: (each not in default, each))
         missed = [f"leaves by {name_some(away, _MOST_NAMED)}"] if away else []
         missed += ["ends on this host"] if len(away) < len(names) else []
         yield f"What {' or '.join(missed)} is not shaped: {why}"

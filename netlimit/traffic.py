@@ -95,6 +95,11 @@ class Traffic:
         return bool(self.budgets or self.units)
 
     @property
+    def size(self) -> int:
+        """How many rules are in the lane."""
+        return len(self.budgets) + len(self.units)
+
+    @property
     def hosts(self) -> int:
         """How many classes hosts, blocks and plain budgets have, at most."""
         return len(self.units) + len(self.budgets) + len(self.present)

@@ -11,6 +11,7 @@ import pytest
 from netlimit.packet import Packet
 from netlimit.plan import Plan, WriteTree
 from netlimit.rules import Rule
+from netlimit.several import name_some
 from netlimit.traffic import Traffic
 from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
 from tests.forcing import make_rule
@@ -164,3 +165,114 @@ def test_who_was_limited_and_is_shaped_now_is_limited_until_he_is_shaped() -> No
         made.kernel.apply(step)
         assert drops(made, "10.1.5.1") or is_host(made.kernel.find_class(packet) or 0)
     assert is_host(made.kernel.find_class(packet) or 0)
+
+
+# -- more devices than there is room for
+
+
+@pytest.fixture
+def few_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping._ROOTS", range(1, 4))
+
+
+def uplink(default: str, others: int = 4) -> Topology:
+    """Devices, of which more than there are handles lead somewhere, with another one for the default route."""
+    return make_topology([*name(others), *[default] * (default not in name(others))], default)
+
+
+@pytest.mark.usefixtures("few_handles")
+def test_the_uplink_has_a_handle_also_when_it_comes_last() -> None:
+    made = make_gateway(*hosts(3), topology=uplink("d0"))
+    assert {"d0", INGRESS_DEVICE} <= made.kernel.trees.keys()
+    for default in ("d9", "d3", "d8"):
+        made.route(uplink(default))
+        made.sync()
+        made.check()
+        assert {default, INGRESS_DEVICE} <= made.kernel.trees.keys()
+        assert len(made.kernel.trees) == 3
+        assert len({tree.handle for tree in made.kernel.trees.values()}) == 3
+        for number in (1, 2, 3):
+            note = made.compilation.shaping.notes[number]
+            left = sorted(made.kernel.routes.devices.keys() - made.kernel.trees.keys())
+            assert note.degraded
+            assert f"What leaves by {name_some(left, 4)} is not shaped: netlimit shapes on 3 devices" in note.text
+        assert is_host(made.kernel.find_class(sent("10.1.5.1", default)) or 0)
+        made.retry()
+        assert not made.plan()
+        assert not made.plan_all()
+
+
+@pytest.mark.usefixtures("few_handles")
+@pytest.mark.parametrize("rules", [1, 2])
+def test_the_uplink_gets_a_handle_when_it_comes_while_no_controller_runs(rules: int) -> None:
+    made = make_gateway(*hosts(rules), topology=uplink("d0"))
+    topology = uplink("d9")
+    made.kernel.routes = topology
+    made.compilation.facts = replace(made.compilation.facts, topology=topology)
+    made.restart()
+    made.apply(made.plan_all())
+    made.compilation.settle()
+    made.check()
+    assert {"d9", INGRESS_DEVICE} <= made.kernel.trees.keys()
+
+
+@pytest.mark.usefixtures("few_handles")
+def test_a_rule_that_names_its_device_has_a_handle_where_others_need_not() -> None:
+    """That is the advice."""
+    made = make_gateway(*hosts(2), topology=uplink("d0"))
+    (lesser,) = made.kernel.trees.keys() - {"d0", INGRESS_DEVICE}
+    named = next(each for each in name(4)[1:] if each != lesser)
+    made.put(shape(9, "10.2.0.0/16", per="target", interface=named))
+    made.sync()
+    made.check()
+    assert made.compilation.problems == {}
+    assert made.kernel.trees.keys() == {"d0", INGRESS_DEVICE, named}
+    third = next(each for each in name(4)[1:] if each not in (lesser, named))
+    made.put(shape(10, "10.2.0.0/16", per="target", interface=third))
+    assert "shapes on 3 devices already" in made.compilation.problems[10]
+    assert "Name in `interface`" not in made.compilation.problems[10], "it does"
+
+
+@pytest.mark.usefixtures("few_handles")
+def test_nobody_loses_the_only_device_that_he_has() -> None:
+    only = [shape(number, f"10.100.{number}.5", protocol="udp") for number in (1, 2, 3)]
+    made = make_gateway(*only, topology=uplink("d0"))
+    assert made.kernel.trees.keys() == {"d1", "d2", "d3"}
+    made.put(shape(4, "10.1.5.1", direction="from", protocol="tcp"))
+    made.sync()
+    made.check()
+    assert made.kernel.trees.keys() == {"d1", "d2", "d3"}
+    told = made.compilation.shaping.notes[4].text
+    assert told.startswith("What leaves by d0 or ends on this host is not shaped: netlimit shapes on 3 devices already")
+
+
+@pytest.mark.usefixtures("few_handles")
+def test_what_is_told_names_the_uplink_first_where_it_is_left_out() -> None:
+    only = [shape(number, f"10.100.{number}.5", protocol="udp") for number in (1, 2, 3)]
+    made = make_gateway(*only, topology=make_topology(name(5), "d4"))
+    made.put(shape(4, "10.1.5.1", direction="from", protocol="tcp"))
+    assert made.compilation.shaping.notes[4].text.startswith("What leaves by d4, d0 or ends on this host is not shaped")
+
+
+def test_the_uplink_has_a_kind_of_traffic_also_when_it_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_KINDS", 9)
+    rules = [replace(each, selector=shape(0, "10.1.0.2", protocol="udp", ports=each.id).selector) for each in hosts(3)]
+    made = make_gateway(*rules, topology=uplink("d0", 3))
+    for default in ("d9", "d1", "d8"):
+        made.route(uplink(default, 3))
+        made.sync()
+        made.check()
+        for rule in rules:
+            lanes = [traffic.lane for traffic in made.traffics if rule in traffic.rules]
+            assert {default, INGRESS_DEVICE} <= {lane.device for lane in lanes}
+        assert sum(traffic.has_rules for traffic in made.traffics) == 9
+        made.retry()
+        assert not made.plan()
+    made.put(replace(rules[0], id=9, selector=shape(0, "10.1.0.2", protocol="udp", ports=9).selector))
+    assert made.compilation.problems == {}, "others leave a device for it"
+    made.sync()
+    made.check()
+
+
+def sent(src: str, device: str) -> Packet:
+    return Packet(ip_address(src), ip_address("192.0.2.7"), in_interface="d1", out_interface=device)
