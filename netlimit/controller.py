@@ -44,7 +44,7 @@ from netlimit.numbers import find_mark_bits, find_translated
 from netlimit.origins import Origin, Trace
 from netlimit.outage import Outage
 from netlimit.overdue import OVERDUE_SECONDS, Overdue, read_clock
-from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteTree, diff
+from netlimit.plan import Plan, Step, SwitchTable, WriteIngress, WriteTree, diff, follow
 from netlimit.premises import CLOCK_SLACK, Premises
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
@@ -64,7 +64,7 @@ from netlimit.records import (
 from netlimit.roster import Roster
 from netlimit.rules import Action, Rule
 from netlimit.spared import Spared, Surroundings
-from netlimit.state import OFFENDER_PREFIX, IpSet
+from netlimit.state import OFFENDER_PREFIX, IpSet, Structure
 from netlimit.state import State as KernelState
 from netlimit.teardown import restore_nothing
 from netlimit.telling import Telling
@@ -107,6 +107,9 @@ QUEUE_SECONDS = 15.0
 LOOK_SHARE = 20
 """A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a moment; but
 the one that finds drift and the one after the repair, which read all anew, by no more than the moment."""
+BETWEEN_SHARE = 10
+"""A look between the trees of one change is followed by that many times the time it took, and by as much time as it
+took to plan the rest anew, if it did: the change must come to its end."""
 SWEEP_SHARE, CALM = 50, 4
 """A sweep that took t seconds is followed by that many times t of rest, or as many times that if there is time."""
 MOST_OFFENDERS = 100
@@ -138,6 +141,7 @@ _TASKS = (
     "safe",
     "states",
     "beside",
+    "between",
 )
 _RESUMED = (
     "The database has come back in an older state, in which a teardown still pauses this gateway that `netlimit apply` "
@@ -1208,36 +1212,29 @@ class Controller:
         else:
             # What `netlimit apply` has applied since this process looked must not be undone.
             self._load()
-        self._hand_over()
-        self._keep_numbers()
+        taken: list[Step] = []
+        left: set[int] = set()
+        met: list[Drift] = []
+        plan, known = self._begin_plan()
+        while True:
+            left |= self._read_last()
+            self._planned = plan
+            try:
+                steps, drift = self._apply(plan, known)
+            except KernelError as error:
+                if isinstance(error, Occupied) or not self._leave_out_refused():
+                    raise
+                return self._enforce()
+            taken += plan.steps[:steps]
+            if steps == len(plan.steps):
+                break
+            met += [drift] if drift else []
+            plan, known = self._plan_rest()
+        self._planned, plan = None, Plan(tuple(taken))
         compilation = self._compiled
-        compilation.hold_open(self._open.follow(compilation.facts, self._premises.doors))
-        compilation.hold_led(self._premises.led)
-        if self._in_step:
-            desired, known = compilation.state, compilation.settled
-            transition, touched = compilation.transition(known.structure), compilation.touched_classes
-            plan = diff(desired, known, transition, compilation.touched, touched, self._saved_roots())
-        else:
-            self._adopt()  # another process may have given out classes since this one looked
-            plan = self._diff_all()
-        self._in_step = False
-        self._inspection.forget()
-        leaving, ended = self._find_leaving(), self._endings.take()
-        if leaving:
-            self._read_leaving(leaving)
-        if ended:
-            self._endings.read(partial(self._read_leaving, ended))
-        self._planned = plan
-        try:
-            self._apply(plan)
-        except KernelError as error:
-            if isinstance(error, Occupied) or not self._leave_out_refused():
-                raise
-            return self._enforce()
-        self._planned = None
         # Who was about to connect when the rules began to hold is connected now.
         self._open.follow(compilation.facts, self._premises.doors)
-        self._store_counts(self._tally.zero({*leaving, *ended}))
+        self._store_counts(self._tally.zero(left))
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
         self._has_freed = bool(compilation.settle()) or self._has_freed
@@ -1250,7 +1247,52 @@ class Controller:
             said = self._say(self._news) | {"seconds": took}
             log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps), extra=said)
         self._news.clear()
+        for kind in {kind for drift in met for kind in drift}:
+            self._tell_repair(Repair(kind, describe(plan), took, self._now()))
+        if met:
+            self._report(drift=self._status.drift + len(met), repairs=dict(self._repairs.counts))
         return plan
+
+    def _begin_plan(self) -> tuple[Plan, Structure]:
+        """The plan, and what there is of sets, chains and hooks to begin with."""
+        self._prepare_plan()
+        self._due["between"] = time.monotonic() + STRUCTURE_SECONDS
+        compilation = self._compiled
+        if self._in_step:
+            desired, known = compilation.state, compilation.settled
+            transition, touched = compilation.transition(known.structure), compilation.touched_classes
+            plan = diff(desired, known, transition, compilation.touched, touched, self._saved_roots())
+            self._in_step = False
+            return plan, known.structure
+        self._adopt()  # another process may have given out classes since this one looked
+        plan, found = self._compare()
+        return plan, found.structure
+
+    def _plan_rest(self) -> tuple[Plan, Structure]:
+        """The plan for what is left to do, or is to be done now, after one that was broken off."""
+        began = time.monotonic()
+        self._prepare_plan()
+        plan, found = self._compare()
+        self._due["between"] = time.monotonic() + max(STRUCTURE_SECONDS, time.monotonic() - began)
+        return plan, found.structure
+
+    def _prepare_plan(self) -> None:
+        """What must be so before entries carry numbers, and chains let pass who manages the host."""
+        self._hand_over()
+        self._keep_numbers()
+        compilation = self._compiled
+        compilation.hold_open(self._open.follow(compilation.facts, self._premises.doors))
+        compilation.hold_led(self._premises.led)
+        self._inspection.forget()
+
+    def _read_last(self) -> set[int]:
+        """Read the last that rules have counted which leave now; their ids."""
+        leaving, ended = self._find_leaving(), self._endings.take()
+        if leaving:
+            self._read_leaving(leaving)
+        if ended:
+            self._endings.read(partial(self._read_leaving, ended))
+        return {*leaving, *ended}
 
     def _read_leaving(self, leaving: Leaving) -> None:
         """Read the last that rules have counted. What is told of it waits until they have left: it takes time."""
@@ -1282,15 +1324,23 @@ class Controller:
         transition = self._compiled.transition(found.structure)
         return diff(desired, found, transition, put_back=self._saved_roots()), found
 
-    def _apply(self, plan: Plan) -> None:
-        """Take the steps. A device that refuses its queues must not keep what others have, and what polices, from what
-        they shall be: that error is raised at the end. One that has gone meanwhile refuses nothing: devices are looked
-        at anew."""
+    def _apply(self, plan: Plan, held: Structure) -> tuple[int, Drift]:
+        """Take the steps; how many, and what has drifted: between trees, which take long, it is looked whether the rest
+        has to be planned anew. `held` is what there is of sets, chains and hooks.
+
+        A device that refuses its queues must not keep what others have, and what polices, from what they shall be: that
+        error is raised at the end. One that has gone meanwhile refuses nothing: devices are looked at anew."""
         refusal: KernelError | None = None
         gone = False
         self._refused_step, self._unled = None, {}
-        self._applied += len(plan.steps)
-        for step in plan.steps:
+        for number, step in enumerate(plan.steps):
+            if number and isinstance(plan.steps[number - 1], WriteTree) and self._is_due("between", STRUCTURE_SECONDS):
+                drift = self._look_at(held)
+                if drift or self._hears_more():
+                    if gone:
+                        self._premises.forget()
+                    return number, drift
+            self._applied += 1
             try:
                 self._kernel.apply(step)
             except KernelError as error:
@@ -1304,6 +1354,7 @@ class Controller:
                 else:
                     gone = True
                 continue
+            held = follow(step, held)
             if isinstance(step, WriteTree):
                 self._tally.leave(step)
                 if step.drop and step.put_back is not None:
@@ -1312,6 +1363,33 @@ class Controller:
             self._premises.forget()
         if refusal is not None:
             raise refusal
+        return len(plan.steps), {}
+
+    def _look_at(self, held: Structure) -> Drift:
+        """What others have changed of sets, chains and hooks while a plan is carried out, unless it is to be left for a
+        while, for they do it over and over."""
+        began = time.monotonic()
+        drift = self._inspection.look_at_structure(held)
+        self._due["between"] += BETWEEN_SHARE * (time.monotonic() - began)
+        if not drift or self._rests(drift):
+            return {}
+        log.warning("Drift: %s differed from what was applied; the rest is planned anew.", " and ".join(drift.values()))
+        for kind in drift:
+            fight = self._repairs.note(kind, time.monotonic())
+            if fight is not None:
+                self._disputes.note_fight(kind, find_concerned(kind, self._planned, self._compiled))
+                log.error("%s", fight, extra={"kinds": [kind]})
+        return drift
+
+    def _hears_more(self) -> bool:
+        """Take in what rules are others now, while a plan is carried out; whether any are. Raises StoreError: what was
+        taken in by half must not pass for carried out, so the pass ends, and the next plans anew."""
+        if self._outage is not None:
+            return False
+        known = self._compilation, self._revision, self._stamp
+        self._allow()
+        self._load()
+        return (self._compilation, self._revision, self._stamp) != known
 
     def _leave_out_refused(self) -> bool:
         """Whether what was refused is by the rules of some devices, or of some buckets, alone. Then those are in error,
@@ -1989,7 +2067,7 @@ class Controller:
         asked = min(due) - time.monotonic() if due else STRUCTURE_SECONDS
         if self._compilation is None or self._is_forbidden():  # paused: neither drift nor ends are looked at
             return max(0.0, min(asked, STRUCTURE_SECONDS))
-        idle = {"probe", "marks", "window", "safe", "states", "beside"} | (
+        idle = {"between", "probe", "marks", "window", "safe", "states", "beside"} | (
             set() if self._compilation.shaping.seen_sets else {"newcomers"}
         )
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()

@@ -52,7 +52,11 @@ class Inspection:
 
     def look(self, compilation: Compilation) -> Drift:
         """What of chains and sets is not as it was applied."""
-        desired, found = compilation.state.structure, self._kernel.structure()
+        return self.look_at_structure(compilation.state.structure)
+
+    def look_at_structure(self, desired: Structure) -> Drift:
+        """What of chains and sets is not as here."""
+        found = self._kernel.structure()
         drift = {}
         if found.sets != desired.sets:
             drift["sets"] = "the sets"

@@ -334,6 +334,18 @@ def _diff_ingress(desired: State, observed: State, touched: Mapping[str, Collect
     )
 
 
+def follow(step: Step, held: Structure) -> Structure:
+    """What there is of sets, chains and hooks after a step."""
+    if isinstance(step, WriteSets):
+        sets = {**held.sets, **{ipset.name: ipset for ipset in step.create}}
+        return replace(held, sets={name: ipset for name, ipset in sets.items() if name not in step.destroy})
+    if not isinstance(step, SwitchTable):
+        return held
+    after, gone = _after(step, held), {ChainId(step.family, step.table, name) for name in step.gone}
+    chains = {chain: rules for chain, rules in after.chains.items() if chain not in gone}
+    return replace(after, chains=chains, hooks={hook: rules for hook, rules in after.hooks.items() if rules})
+
+
 def drifted(desired: Mapping[str, Tree], observed: Mapping[str, Tree]) -> str | None:
     """The first device whose tree is not as it should be; None if all are."""
     trees = _diff_trees(desired, observed, None, {})
