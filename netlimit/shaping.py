@@ -283,10 +283,10 @@ class Shaping:
     def _fill(self, rule: Rule, devices: tuple[str, ...]) -> Mapping[str, str]:
         """Move in where there is room, first where most leaves, and there others make room; returns why there is none
         on others."""
-        default = self._find_default(rule.family)
+        default, needed = self._find_default(rule.family), self._find_needed(rule)
         for name in sorted(devices, key=lambda each: (each not in default, each != INGRESS_DEVICE)):
             problem = self._move_in(rule, name)
-            if problem is not None and self._matters(rule, name) and self._make_room(rule, name):
+            if problem is not None and name in needed and self._make_room(rule, name):
                 problem = self._move_in(rule, name)
             if problem is not None:
                 self._cramped.setdefault(rule.id, {})[name] = problem
@@ -295,9 +295,9 @@ class Shaping:
     def _find_default(self, family: int) -> tuple[str, ...]:
         return read_table(self.facts.topology, family).default
 
-    def _matters(self, rule: Rule, name: str) -> bool:
-        """Whether a rule needs this device more than others need theirs: most leaves by it, or the rule names it."""
-        return name in (INGRESS_DEVICE, rule.selector.interface) or name in self._find_default(rule.family)
+    def _find_needed(self, rule: Rule) -> set[str | None]:
+        """The devices that a rule needs more than others need theirs: most leaves by them, or the rule names it."""
+        return {INGRESS_DEVICE, rule.selector.interface, *self._find_default(rule.family)}
 
     def _make_room(self, rule: Rule, name: str) -> bool:
         """Have rules without `interface` leave a lesser device that they are held on besides, so that there is a handle
@@ -384,13 +384,9 @@ class Shaping:
         return {
             rule_id
             for rule_id, full in self._cramped.items()
-            if any(self._may_grow(self._rules[rule_id], name, new, has_lesser) for name in full)
+            if any(self._has_room(self._rules[rule_id], name) for name in full if new or name in self._devices)
+            or (full.keys() & self._find_needed(self._rules[rule_id]) - self._devices.keys() and has_lesser())
         }
-
-    def _may_grow(self, rule: Rule, name: str, new: bool, has_lesser: Callable[[], bool]) -> bool:
-        if new or name in self._devices:
-            return self._has_room(rule, name)
-        return self._matters(rule, name) and has_lesser()
 
     def _has_room(self, rule: Rule, name: str) -> bool:
         if self._move_in(rule, name) is not None:
