@@ -17,6 +17,7 @@ from netlimit.packet import Packet
 from netlimit.plan import Plan, Step, WriteTree
 from netlimit.records import Changes, State
 from netlimit.rules import Rule, parse_rule
+from netlimit.state import State as KernelState
 from netlimit.store import Store
 from netlimit.tree import INGRESS_DEVICE, Queues, SavedRoot, Topology, Usage
 from tests.controller.conftest import Site
@@ -571,13 +572,13 @@ def test_a_device_that_goes_before_another_is_put_right_has_not_been_undone_by_a
     gateway.shape("10.1.0.2")
     gateway.shape("192.0.2.7")
     gateway.tick()
-    compare = gateway.controller._diff_all
+    compare = gateway.controller._compare
 
-    def lose_and_compare() -> Plan:
+    def lose_and_compare() -> tuple[Plan, KernelState]:
         lose(gateway, "wan")
         return compare()
 
-    monkeypatch.setattr(gateway.controller, "_diff_all", lose_and_compare)
+    monkeypatch.setattr(gateway.controller, "_compare", lose_and_compare)
     for number in range(2 * MOST_REPAIRS):
         gateway.kernel.trees.pop("lan", None)
         lan, wan = (replace(HOME.devices[name], index=50 + number) for name in ("lan", "wan"))
