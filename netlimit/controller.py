@@ -105,8 +105,9 @@ NEWCOMER_SHARE = 10
 QUEUE_SECONDS = 15.0
 """How often the counters of classes are read, and idle hosts are looked for."""
 LOOK_SHARE = 20
-"""A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a moment; but
-the one that finds drift and the one after the repair, which read all anew, by no more than the moment."""
+"""A look at chains and sets is followed by that many times the processor time it took of rest, and a moment, and so is
+one at trees, each by itself; but the one that finds drift and the one after the repair, which read all anew, by no more
+than the moment."""
 BETWEEN_SHARE = 10
 """A look between the trees of one change is followed by that many times the time it took, and by as much time as it
 took to plan the rest anew, if it did: the change must come to its end."""
@@ -142,6 +143,7 @@ _TASKS = (
     "states",
     "beside",
     "between",
+    "trees",
 )
 _RESUMED = (
     "The database has come back in an older state, in which a teardown still pauses this gateway that `netlimit apply` "
@@ -633,7 +635,9 @@ class Controller:
         lasts = self._find_slowness() if isinstance(error, Slow) else 0.0
         self._outage = Outage(self._begin_exchange, self._end_exchange, self._try_database, lasted, lasts)
         self._store = self._replica
-        self._due["structure"] = 0.0  # what is wrong in the kernel must not have waited for nothing
+        self._due["structure"] = self._due["trees"] = (
+            0.0  # what is wrong in the kernel must not have waited for nothing
+        )
         self._try_report(last_error=str(error), refused=self._forgotten)
         return True
 
@@ -1559,11 +1563,15 @@ class Controller:
 
     def _check_drift(self) -> None:
         if self._is_due("structure", STRUCTURE_SECONDS):
-            before = _spent()
-            drift = self._find_drift()
+            before, queued = _spent(), self._is_due("trees", 0.0)
+            drift = self._inspection.look(self._compiled)
+            looked = _spent()
+            if queued:  # of many classes that takes long, and keeps no look at chains and sets waiting
+                drift = {**drift, **self._find_queue_drift()}
             repairs = bool(drift) and not self._rests(drift)
             if not repairs and not self._has_repaired:
-                self._due["structure"] += LOOK_SHARE * (_spent() - before)
+                self._due["structure"] += LOOK_SHARE * (looked - before)
+                self._due["trees"] += LOOK_SHARE * (_spent() - looked) if queued else 0.0
             self._has_repaired = repairs
             self._repair(drift)
             self._make_peace()
@@ -1577,13 +1585,15 @@ class Controller:
 
     def _find_drift(self) -> Drift:
         """What of structure and trees is not as it was applied, by kind."""
-        drift = self._inspection.look(self._compiled)
+        return {**self._inspection.look(self._compiled), **self._find_queue_drift()}
+
+    def _find_queue_drift(self) -> Drift:
         if not len(self._compiled.shaping):
-            return drift
+            return {}
         queues = self._kernel.queues()
         if self._premises.find_foreign(queues, self._saved_roots() if queues.foreign else {}):
             self._compiled.protect(self._premises.facts)
-        return {**drift, **self._inspection.look_at_queues(self._compiled, queues, self._list_devices)}
+        return self._inspection.look_at_queues(self._compiled, queues, self._list_devices)
 
     def _sweep_one(self) -> Drift:
         """Read the sets of one kind of limit, and what they have counted; what of their entries is not as it was
@@ -1700,7 +1710,7 @@ class Controller:
         with self._wholly():
             self._compiled.protect(self._premises.facts)
             self._look_again([*self._compiled.find_moved(before)])
-        self._due["structure"] = self._due["heartbeat"] = 0.0  # a device that was away has lost its tree
+        self._due |= dict.fromkeys(("structure", "trees", "heartbeat"), 0.0)  # a device that was away has lost its tree
 
     def _find_unread(self) -> KernelError | None:
         """Follow them; why that cannot be done now."""
@@ -2067,7 +2077,7 @@ class Controller:
         asked = min(due) - time.monotonic() if due else STRUCTURE_SECONDS
         if self._compilation is None or self._is_forbidden():  # paused: neither drift nor ends are looked at
             return max(0.0, min(asked, STRUCTURE_SECONDS))
-        idle = {"between", "probe", "marks", "window", "safe", "states", "beside"} | (
+        idle = {"trees", "between", "probe", "marks", "window", "safe", "states", "beside"} | (
             set() if self._compilation.shaping.seen_sets else {"newcomers"}
         )
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 
@@ -13,7 +14,7 @@ from netlimit.packet import Packet
 from netlimit.plan import Step, WriteTree
 from netlimit.rules import Rule
 from netlimit.store import Store
-from netlimit.tree import Device, Route, Topology
+from netlimit.tree import Device, Queues, Route, Topology
 from tests.controller.conftest import Site
 
 DEVICES = 12
@@ -171,3 +172,30 @@ def test_who_undoes_over_and_over_keeps_no_change_from_its_end(gateway: Slow) ->
     gateway.controller.tick()
     assert gateway.send("203.0.113.9") == ["drop"]
     assert not gateway.controller.plan()
+
+
+def test_trees_that_take_long_to_read_keep_no_look_at_chains_waiting(
+    gateway: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.settle()
+    queues, read = gateway.kernel.queues, list[float]()
+
+    def read_long() -> Queues:
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        read.append(time.monotonic())
+        return queues()
+
+    monkeypatch.setattr(gateway.kernel, "queues", read_long)
+    gateway.controller._due = dict.fromkeys(gateway.controller._due, 0.0)
+    gateway.controller.tick()
+    assert read
+    due = gateway.controller._due
+    assert due["trees"] > read[-1] + 5
+    assert due["structure"] < due["trees"] - 4
+    read.clear()
+    gateway.kernel.hooks.clear()
+    gateway.controller._due["structure"] = 0.0
+    gateway.controller._check_drift()
+    assert gateway.send("203.0.113.9") == ["drop"]

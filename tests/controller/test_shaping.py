@@ -556,7 +556,7 @@ def test_a_device_that_goes_while_queues_are_looked_at_has_lost_nothing(
         repairs = gateway.store.hosts()[0].drift
         with monkeypatch.context() as patched:
             patched.setattr(gateway.kernel, "queues", lose_and_read)
-            gateway.controller._due["structure"] = 0.0
+            gateway.controller._due |= {"structure": 0.0, "trees": 0.0}
             gateway.controller._check_drift()
         assert gateway.store.hosts()[0].drift == repairs
     assert not gateway.controller._repairs.fights
