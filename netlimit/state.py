@@ -99,12 +99,14 @@ class IpSet:
 
 class Entry(NamedTuple):
     """What a set keeps beside an address: a mark with its mask (0/0: none), when it ends (Unix time, 0: never), and
-    the class that the packet gets as its priority (0: none)."""
+    the class that the packet gets as its priority (0: none). `foreign` is what we never write, as ipset says it: with
+    `nomatch`, the set does not hold the address."""
 
     mark: int = 0
     mask: int = 0
     expires: int = 0
     prio: int = 0
+    foreign: str = ""
 
 
 # -- what a rule in a chain asks of a packet ------------------------------------------------------------------------
@@ -675,7 +677,8 @@ def leads(name: str) -> bool:
 
 
 def show_entry(key: str, entry: Entry) -> str:
-    """An entry with its mark, its class, and when it ends."""
+    """An entry with its mark, its class, what others have added, and when it ends."""
     mark = f" skbmark {entry.mark:#x}/{entry.mask:#x}" if entry.mask else ""
     prio = f" skbprio {entry.prio >> 16:x}:{entry.prio & 0xFFFF:x}" if entry.prio else ""
-    return key + mark + prio + (f" until {entry.expires}" if entry.expires else "")
+    foreign = f" {entry.foreign}" if entry.foreign else ""
+    return key + mark + prio + foreign + (f" until {entry.expires}" if entry.expires else "")

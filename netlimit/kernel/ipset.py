@@ -34,6 +34,8 @@ _BUSY = "in use by a kernel component"
 _MISSING = "set with the given name does not exist"
 _KINDS: dict[str, Literal["net", "ip", "ip,port,ip"]] = {"hash:net": "net", "hash:ip,port,ip": "ip,port,ip"}
 _PROMPT = "ipset> "
+_WRITTEN = frozenset({"timeout", "packets", "bytes", "skbmark", "skbprio"})
+"""What we write of an entry."""
 _FEW, _SMALL = 2, 4096
 """Of more sets than these, those with fewer entries are read by one process: starting one takes longer than reading
 them."""
@@ -247,8 +249,8 @@ def _describe(header: SetHeader) -> IpSet:
         family=header.family,
         kind=_KINDS.get(header.kind, "ip"),
         marks=header.marks,
-        # No set of ours has comments: this one is of somebody else, and never what is wanted.
-        timeout=-1 if header.comments else header.timeout,
+        # Every set of ours counts, and has no comments: this one is of somebody else, and never what is wanted.
+        timeout=header.timeout if header.counters and not header.comments else -1,
         size=header.size,
         # ipset does not print forceadd
         rolling=header.name.startswith(_ROLLING),
@@ -259,8 +261,8 @@ def _describe(header: SetHeader) -> IpSet:
 
 def _parse_entries(name: str, output: str, now: int) -> dict[str, Reading]:
     """Of `add NAME KEY timeout 0 packets 0 bytes 0 [skbmark 0x1/0xff] [skbprio 1:2]`, line by line; a foreign set of
-    our name may lack any of it, or have more. What is no entry as we write them is passed over: comments can hold
-    anything there, ends of lines too.
+    our name may lack any of it, and what others have written may have more (`nomatch`, `skbqueue 3`): that makes it
+    another entry. What is no line of an entry is passed over: comments can hold anything, ends of lines too.
 
     Of 100,000 entries few differ: those that do not end share one object, and those that never counted one reading.
     """
@@ -283,9 +285,21 @@ def _parse_entries(name: str, output: str, now: int) -> dict[str, Reading]:
 
 
 def _read_reading(words: list[str], packets: str, size: str, now: int) -> Reading:
-    options = dict(zip(words[::2], words[1::2], strict=False))
-    entry = _read_entry(options, now)
+    options, foreign = _part_options(words)
+    entry = _read_entry(options, now)._replace(foreign=foreign)
     return Reading(entry, int(packets or options.get("packets", "0")), int(size or options.get("bytes", "0")))
+
+
+def _part_options(words: list[str]) -> tuple[dict[str, str], str]:
+    """What we write of an entry, each with its value; and all else, as it stands there."""
+    options, foreign = dict[str, str](), list[str]()
+    rest = iter(words)
+    for word in rest:
+        if word in _WRITTEN:
+            options[word] = next(rest, "")
+        else:
+            foreign.append(word)
+    return options, " ".join(foreign)
 
 
 def _read_entry(options: dict[str, str], now: int) -> Entry:

@@ -24,7 +24,7 @@ _VERSION = 6
 """Of the protocol: what Linux before 4.20 speaks, and those since then still do."""
 _HEADERS_ONLY = 1 << 2
 _TIMEOUT, _SET_FLAGS, _SLOTS, _SIZE, _NETMASK, _ENTRIES, _USERS = 6, 8, 18, 19, 20, 24, 25
-_COMMENT, _MARKS = 1 << 4, 1 << 6
+_COUNTERS, _COMMENT, _MARKS = 1 << 3, 1 << 4, 1 << 6
 _OURS = re.compile(rf"{SET_PREFIX}[\w.-]+", re.ASCII)
 _TYPES = {
     "a|b|d|l|q|safe|exempt|blocked": "hash:net",
@@ -37,7 +37,7 @@ _TOLD = {re.compile(rf"{SET_PREFIX}(?:{names})([46])(?:-.*)?"): kind for names, 
 
 class SetHeader(NamedTuple):
     """A set: its name, its type such as "hash:net", the address family, the default timeout in seconds (-1: it has
-    none), whether entries may carry marks (skbinfo) and comments, the most entries (maxelem), the prefix length that it
+    none), whether entries may carry marks (skbinfo), counters and comments, the most entries (maxelem), the prefix length that it
     keeps (0: whole addresses), how many slots it has, how many entries, and how many rules and sets use it."""
 
     name: str
@@ -45,6 +45,7 @@ class SetHeader(NamedTuple):
     family: int
     timeout: int
     marks: bool
+    counters: bool
     comments: bool
     size: int
     netmask: int
@@ -84,6 +85,7 @@ def _take_apart(told: dict[int, bytes], data: dict[int, bytes]) -> SetHeader:
         family=6 if told.get(_FAMILY) == bytes([socket.AF_INET6]) else 4,
         timeout=_number(data.get(_TIMEOUT), -1),
         marks=bool(flags & _MARKS),
+        counters=bool(flags & _COUNTERS),
         comments=bool(flags & _COMMENT),
         size=_number(data.get(_SIZE)),
         netmask=_number(data.get(_NETMASK)),

@@ -15,7 +15,7 @@ from netlimit.limits import Facts
 from netlimit.marks import Bits, MarkUse, Write
 from netlimit.plan import diff
 from netlimit.rules import parse_rule
-from netlimit.state import State
+from netlimit.state import State, show_entry
 from scripts.testbed.lock import wait_for_lock
 from tests.kernel.worker import RemoteKernel
 from tests.unit.strategies import NOW
@@ -103,6 +103,41 @@ def test_a_set_of_our_name_with_comments_is_replaced(limited: RemoteKernel) -> N
     bring(limited, wanted)
     assert observe(limited) == wanted
     assert "comment" not in limited.run("ipset", "save", name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [("nl-b4-", "nomatch"), ("nl-l4-", "nomatch"), ("nl-l4-", "skbqueue 3"), ("nl-l4-", "skbprio 1:2")],
+)
+def test_an_entry_with_what_we_did_not_write_is_drift(limited: RemoteKernel, kind: str, extra: str) -> None:
+    wanted = make_state(*RULES)
+    name = next(name for name in wanted.structure.sets if name.startswith(kind))
+    bring(limited, wanted)
+    key, entry = next(iter(wanted.entries[name].items()))
+    limited.run("ipset", "add", "-exist", name, *show_entry(key, entry).split(), "timeout", "0", *extra.split())
+    assert observe(limited) != wanted
+    bring(limited, wanted)
+    assert observe(limited) == wanted
+    assert extra not in limited.run("ipset", "save", name)
+
+
+def test_an_entry_that_spares_a_part_of_another_goes(limited: RemoteKernel) -> None:
+    wanted = make_state(*RULES)
+    name = next(name for name in wanted.structure.sets if name.startswith("nl-b4-"))
+    bring(limited, wanted)
+    limited.run("ipset", "add", name, "10.1.0.0/25", "nomatch")
+    bring(limited, wanted)
+    assert observe(limited) == wanted
+    assert "nomatch" not in limited.run("ipset", "save", name)
+
+
+def test_a_set_of_our_name_that_does_not_count_is_replaced(limited: RemoteKernel) -> None:
+    wanted = make_state(*RULES)
+    name = next(name for name in wanted.structure.sets if name.startswith("nl-b4-"))
+    limited.run("ipset", "create", *str(wanted.structure.sets[name]).replace(" counters", "").split())
+    bring(limited, wanted)
+    assert observe(limited) == wanted
+    assert "packets" in limited.run("ipset", "save", name)
 
 
 FORGED = (
