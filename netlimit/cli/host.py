@@ -51,6 +51,8 @@ CHANGES = "every change of rules in it"
 """What a window undoes that was opened by somebody else."""
 LEFT = "Limits that are left in the kernel go on limiting: run `netlimit teardown` again."
 """What is said of a teardown that the kernel refuses."""
+LEFT_OVER = 3
+"""The exit status of a teardown that has taken the limits out, but not all that it should; scripts/uninstall knows it."""
 DATABASE_SECONDS = 10.0
 """How long a teardown has a database work, before it goes on without."""
 WAITS = (
@@ -212,7 +214,8 @@ def apply_last(settings: Settings, fault: SettingsError | None, json: bool) -> N
 
 
 def teardown(context: typer.Context, json: bool = JSON) -> None:
-    """Take everything of netlimit's out of the kernel. The controller keeps off until `netlimit apply`."""
+    """Take everything of netlimit's out of the kernel. The controller keeps off until `netlimit apply`. Ends with
+    status 3 where the limits are out, but something is left to do; with 1 where they are not."""
     from netlimit.kernel.base import observe
     from netlimit.teardown import tear_down
 
@@ -234,7 +237,7 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
     document = {"steps": list(steps.lines()), "left": held, "warnings": [*warnings, *copied]}
     say(json, document, "\n".join([text, *warnings, *copied]))
     if not is_told or held or copied:
-        raise typer.Exit(1)
+        raise typer.Exit(LEFT_OVER)
 
 
 def _word_teardown(steps: Plan, held: list[str]) -> str:

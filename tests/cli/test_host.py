@@ -272,7 +272,7 @@ def test_a_set_that_somebody_uses_is_told_and_another_teardown_removes_it(gatewa
     look(gateway, *f"iptables-legacy -w -t filter -A {rule}".split())
     for _ in range(2):
         done = gateway.run("teardown")
-        assert done.returncode == 1
+        assert done.returncode == 3
         assert "nothing of netlimit's" not in done.stdout
         assert "nothing to remove" not in done.stdout
         assert "The set nl-safe4 is used by a rule of somebody else." in done.stdout
@@ -400,7 +400,7 @@ def test_a_teardown_that_cannot_tell_the_copy_says_what_a_boot_does_and_a_contro
     sealed = ("unshare", "--mount", "sh", "-c", f'mount --bind {copy} {copy} && mount -o remount,ro,bind {copy} && '
               'exec "$@"', "sh")  # fmt: skip
     done = replace(gateway, before=sealed).run("teardown")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stdout.endswith("The kernel holds nothing of netlimit's any more.\n")
     assert "A boot (`netlimit apply --last`) brings the limits back" in done.stderr
     assert f"remove {copy}/applied.db" in done.stderr
@@ -422,7 +422,7 @@ def test_a_teardown_that_can_tell_neither_database_nor_copy_says_what_a_boot_doe
     sealed = ("unshare", "--mount", "sh", "-c", f'mount --bind {place} {place} && mount -o remount,ro,bind {place} && '
               'exec "$@"', "sh")  # fmt: skip
     done = replace(gateway, before=sealed).run("teardown")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stdout.endswith("The kernel holds nothing of netlimit's any more.\n")
     assert "A boot (`netlimit apply --last`) brings the limits back" in done.stderr
     assert "1 rule in force here" in gateway.run("apply", "--last").stdout

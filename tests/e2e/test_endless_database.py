@@ -65,7 +65,7 @@ def holds(stage: Stage) -> bool:
     [
         ("view", DATABASE, "hosts", 0, "Going on"),
         ("triggers", DATABASE, "pauses", 0, "answers too slowly"),
-        ("triggers", COPY, "pauses", 1, "the copy of the applied rules does not know of the teardown"),
+        ("triggers", COPY, "pauses", 3, "the copy of the applied rules does not know of the teardown"),
     ],
 )
 def test_a_teardown_takes_the_limits_out(

@@ -103,6 +103,12 @@ scripts/uninstall --prefix "$0" --keep-rules "$@"
 """
 
 
+UNKEPT = """
+mount -t tmpfs none /run && mount -t tmpfs none /sys/fs/bpf
+scripts/uninstall --prefix "$0" </dev/null
+"""
+
+
 def test_who_keeps_the_limits_is_told_that_they_go_on(root: None, tmp_path: Path) -> None:
     said = run("unshare", "--mount", "bash", "-ec", UNINSTALLING, tmp_path / "limits")
     assert "Its limits are still in the kernel, until the next boot" in said
@@ -698,12 +704,40 @@ def test_one_that_is_killed_can_be_uninstalled(root: None, tmp_path: Path) -> No
 KILLED = """
 mount -t tmpfs none /run && mount -t tmpfs none /sys/fs/bpf
 stubs=$1/stubs
-uninstall() { scripts/uninstall --prefix "$1/limits" </dev/null; }
-(PATH=$stubs:$PATH; uninstall "$1") && exit 9
-grep -qx teardown "$1/done"
+uninstall() { scripts/uninstall --prefix "$1/limits" "${@:2}" </dev/null; }
+(PATH=$stubs:$PATH; uninstall "$@") && exit 9
+[[ -n ${2-} ]] || grep -qx teardown "$1/done"
 : >"$1/done"
 uninstall "$1"
 """
+
+
+def make_limits(place: Path, teardown: str = "") -> list[Path]:
+    """An installation in `limits`, whose command notes in `done` what it is told; a teardown does that, too."""
+    target = place / "limits"
+    made = make_environment(target, 1)
+    command = made / "bin/netlimit"
+    command.write_text(f'#!/bin/sh\necho "$1" >>{place}/done\n[ "$1" != teardown ] || {teardown or "exit 0"}\n')
+    command.chmod(0o755)
+    (target / "bin").symlink_to("venv-20200101000001-77/bin")
+    (target / "share/docs").mkdir(parents=True)
+    files = [place / "unit", target / "share/docs/page.md"]
+    for each in files:
+        each.touch()
+    (target / "share/installed").write_text("".join(f"{each}\n" for each in files))
+    (target / "share/environments").write_text(f"{made.name}\n")
+    return files
+
+
+def make_killer(place: Path, program: str, turn: int) -> None:
+    """A program that kills who runs it for so many a time."""
+    stub, number = place / "stubs" / program, place / "number"
+    stub.parent.mkdir()
+    stub.write_text(
+        f"#!/bin/bash\necho >>{number}\n[[ $(wc -l <{number}) != {turn} ]] || kill -KILL $PPID\n"
+        f'exec /usr/bin/{program} "$@"\n'
+    )
+    stub.chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -712,33 +746,53 @@ uninstall "$1"
 def test_an_uninstallation_that_is_killed_is_gone_on_with(root: None, tmp_path: Path, program: str, turn: int) -> None:
     """As it runs a program for so many a time. The limits are out of the kernel by then, and whatever of the command is
     left, it need not run once more."""
-    target, stubs, number = tmp_path / "limits", tmp_path / "stubs", tmp_path / "number"
-    made = make_environment(target, 1)
-    command = made / "bin/netlimit"
-    command.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/done\n')
-    command.chmod(0o755)
-    (target / "bin").symlink_to("venv-20200101000001-77/bin")
-    (target / "share/docs").mkdir(parents=True)
-    files = [tmp_path / "unit", target / "share/docs/page.md"]
-    for each in files:
-        each.touch()
-    (target / "share/installed").write_text("".join(f"{each}\n" for each in files))
-    (target / "share/environments").write_text(f"{made.name}\n")
-    stubs.mkdir()
-    (stubs / program).write_text(
-        f"#!/bin/bash\necho >>{number}\n[[ $(wc -l <{number}) != {turn} ]] || kill -KILL $PPID\n"
-        f'exec /usr/bin/{program} "$@"\n'
-    )
-    (stubs / program).chmod(0o755)
+    files = make_limits(tmp_path)
+    make_killer(tmp_path, program, turn)
     said = run("unshare", "--mount", "bash", "-ec", KILLED, "killed", tmp_path)
     assert "netlimit is gone" in said
-    assert not target.exists()
+    assert "a teardown pauses" in said
+    assert "still in the kernel" not in said
+    assert not (tmp_path / "limits").exists()
     assert not any(each.exists() for each in files)
 
 
-def test_who_installs_after_an_uninstallation_that_was_killed_has_all_of_it(staged: Path) -> None:
+@pytest.mark.parametrize(("program", "turn"), [("rm", 5), ("rm", 6), ("rmdir", 1)])
+def test_one_that_is_gone_on_with_knows_whether_the_limits_stay(
+    root: None, tmp_path: Path, program: str, turn: int
+) -> None:
+    """As it runs a program for so many a time: the command is gone by then."""
+    make_limits(tmp_path)
+    make_killer(tmp_path, program, turn)
+    said = run("unshare", "--mount", "bash", "-ec", KILLED, "killed", tmp_path, "--keep-rules")
+    assert "Its limits are still in the kernel, until the next boot" in said
+    assert "a teardown pauses" not in said
+    assert not (tmp_path / "limits").exists()
+
+
+@pytest.mark.parametrize(
+    ("teardown", "told"),
+    [
+        ("exit 3", "netlimit's limits are out of the kernel, and the controller keeps off until `netlimit apply`"),
+        ("exit 1", "the limits are still in the kernel"),
+    ],
+)
+def test_one_whose_teardown_is_not_all_done_says_how_far_it_came(
+    root: None, tmp_path: Path, teardown: str, told: str
+) -> None:
+    files = make_limits(tmp_path, teardown)
+    command = ["unshare", "--mount", "bash", "-ec", UNKEPT, tmp_path / "limits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert (teardown == "exit 3") != ("still in the kernel" in done.stderr)
+    assert "netlimit is still installed" in done.stderr
+    assert all(each.exists() for each in files)
+
+
+@pytest.mark.parametrize("name", ["removing", "removing.kept"])
+def test_who_installs_after_an_uninstallation_that_was_killed_has_all_of_it(staged: Path, name: str) -> None:
     before, share = set(list_files(staged)), staged / "opt/netlimit/share"
-    (share / "installed").rename(share / "removing")
+    (share / "installed").rename(share / name)
     for path in (share / "uninstall", staged / "opt/netlimit/bin", share / "environments"):
         path.unlink(missing_ok=True)
     run("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
