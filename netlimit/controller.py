@@ -239,7 +239,9 @@ class Controller:
         """What the database has told of rules, and the copy may lack; None for those that are gone."""
         self._borrows = False
         """Whether what is known was loaded from the copy, which knows less than the database."""
-        self._clients: list[str] | None = None
+        self._clients: tuple[Mapping[str, float], float] | None = None
+        """Those of the API with the seconds since each was seen, and when that was told (by a clock that nobody
+        sets)."""
         self._returned = -math.inf
         self._slowness = 0.0
         self._undone: Window | None = None
@@ -674,7 +676,7 @@ class Controller:
     def _end_exchange(self, exchange: Exchange) -> None:
         self._telling.note_told(exchange.told_repairs, exchange.told_counts)
         if exchange.clients is not None:
-            self._clients = exchange.clients
+            self._clients = exchange.clients, self._premises.elapsed()
 
     def _take_news(self, news: News) -> None:
         """Take in what a slow database has told, if it is gone by. What was read in a window of confirmation that is
@@ -1745,7 +1747,8 @@ class Controller:
     def _find_safe(self) -> set[str] | None:
         now = self._now()
         if self._outage is not None and self._clients is not None:
-            clients = self._clients
+            told, at = self._clients
+            clients = {address: age + self._premises.elapsed() - at for address, age in told.items()}
         else:
             clients = self._store.clients(self._setup.host)
         hosts = self._store.hosts() if self._store.tells_of_others else None

@@ -65,7 +65,7 @@ class Exchange:
     ledger: Ledger
     held: int = 0
     news: News | None = None
-    clients: list[str] | None = None
+    clients: Mapping[str, float] | None = None
     told_repairs: Sequence[Repair] = ()
     told_counts: Sequence[RuleCounters] = ()
     _changes: Changes | None = field(default=None, init=False)

@@ -234,24 +234,24 @@ class Premises:
 
     def find_safe(
         self,
-        clients: Iterable[str],
+        clients: Mapping[str, float],
         now: float,
         reported: Iterable[HostStatus] | None = (),
         reached: Mapping[str, str] = MappingProxyType({}),
     ) -> set[str] | None:
-        """Find out the host's own addresses, who is safe at `now` (Unix time; `reached` is where the database was), the
-        ports by which it is managed, and the addresses of other gateways, of what they have `reported` (None: nobody
-        can be asked, and those that are known count). Returns the addresses that have joined or left; None if nothing
-        has changed."""
+        """Find out the host's own addresses, who is safe at `now` (Unix time; `clients` are those of the API, with the
+        seconds since each was seen; `reached` is where the database was), the ports by which it is managed, and the
+        addresses of other gateways, of what they have `reported` (None: nobody can be asked, and those that are known
+        count). Returns the addresses that have joined or left; None if nothing has changed."""
         self._follow_clock(now)
         if not self._seen:
             self._safe.outlast_boot(now - self.uptime())
-        where, clients = self._read_addresses(), tuple(clients)
+        where = self._read_addresses()
         own, safe, others = set(self._where.own), set(self._safe.reasons), (self._management, self._peers)
         needed = self._needed
         self._doors.update(where.doors)
         self._ends = self._follow_tunnels([*self._topology.gateways, *where.peers, *clients])
-        self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached, self._ends)
+        self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached, self._ends, clients)
         self._where, self._seen = where, True
         # Each for itself: an address that others take over may be safe for another reason from then on.
         changed = (own ^ {*self._where.own}) | (safe ^ {*self._safe.reasons}) | {*map(str, needed ^ self._needed)}

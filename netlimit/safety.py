@@ -51,6 +51,7 @@ _NEEDED = frozenset({GATEWAY, DATABASE, COUNTERS})
 _NOWHERE: Mapping[int, int] = {}
 _NO_SERVERS: Mapping[str, str] = {}
 _NO_ENDS: Mapping[str, Passage] = {}
+_JUST_NOW: Mapping[str, float] = {}
 _SERVERS = "addresses of the hosts of servers"
 _ENDS = "far ends of tunnels"
 
@@ -112,10 +113,12 @@ class SafeSet:
         own: Iterable[str] = (),
         reached: Mapping[str, str] = _NO_SERVERS,
         ends: Mapping[str, Passage] = _NO_ENDS,
+        ages: Mapping[str, float] = _JUST_NOW,
     ) -> None:
         """Note who is there at `now` (Unix time), where the database was `reached` ("" without a network; each with the
         address that the server there says it has), and the outer addresses of the far `ends` of tunnels by which
-        somebody of these is. Of several reasons the first counts.
+        somebody of these is. Of several reasons the first counts. Since `clients` were seen there are as many seconds
+        as `ages` says.
 
         The host's `own` addresses are never safe, whatever the reason: all that others send to it would be spared. One
         that is another host's now is as any other; but who spoke to the API from it may have been this host itself.
@@ -137,7 +140,8 @@ class SafeSet:
             sorted(many, key=lambda each: each not in known) for many in (gateways, sessions, databases)
         )
         servers = self._lookup.addresses()
-        asking = [each for each in clients if each not in self._were_here]
+        lately = (each for each in clients if ages.get(each, 0.0) < REMEMBERED_SECONDS)
+        asking = [each for each in lately if each not in self._were_here]
         through = {each: ends[each].describe() for each in sorted(ends, key=lambda each: each not in known)}
         present = {
             **through,
@@ -148,6 +152,9 @@ class SafeSet:
             **dict.fromkeys(logged_in, SESSION),
         }
         seen = {network: SafeReason(reason, now) for network, reason in present.items()}
+        seen |= {
+            each: _date_client(now - ages.get(each, 0.0), known.get(each)) for each in asking if present[each] == CLIENT
+        }
         # Who is needed, too, stays what he was else for as long as others do.
         needed = {network for network, why in seen.items() if is_needed(why.text)}
         seen |= {network: why for network, why in known.items() if network in needed and not is_needed(why.text)}
@@ -232,6 +239,13 @@ def is_needed(reason: str) -> bool:
     """Whether who is safe for this reason is so only because the host itself talks with him. What is forwarded is
     touched by rules: else whoever feigned his address would pass them, and who is blocked would reach him."""
     return reason in _NEEDED or reason.startswith(FAR_END)
+
+
+def _date_client(moment: float, before: SafeReason | None) -> SafeReason:
+    """A client of the API counts from the `moment` at which he was seen, whoever names him later, unless he was there
+    for another reason since, or is from the start of the machine."""
+    stays = before is not None and before.seen > moment and not is_needed(before.text)
+    return before if before is not None and stays else SafeReason(CLIENT, moment)
 
 
 def _find_databases(reached: Mapping[str, str], here: frozenset[str]) -> Iterator[str]:

@@ -52,7 +52,8 @@ CHANGES = "every change of rules in it"
 LEFT = "Limits that are left in the kernel go on limiting: run `netlimit teardown` again."
 """What is said of a teardown that the kernel refuses."""
 LEFT_OVER = 3
-"""The exit status of a teardown that has taken the limits out, but not all that it should; scripts/uninstall knows it."""
+"""The exit status of a teardown that has taken the limits out, but not all that it should.
+scripts/uninstall goes by it."""
 DATABASE_SECONDS = 10.0
 """How long a teardown has a database work, before it goes on without."""
 WAITS = (

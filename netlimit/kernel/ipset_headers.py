@@ -37,8 +37,9 @@ _TOLD = {re.compile(rf"{SET_PREFIX}(?:{names})([46])(?:-.*)?"): kind for names, 
 
 class SetHeader(NamedTuple):
     """A set: its name, its type such as "hash:net", the address family, the default timeout in seconds (-1: it has
-    none), whether entries may carry marks (skbinfo), counters and comments, the most entries (maxelem), the prefix length that it
-    keeps (0: whole addresses), how many slots it has, how many entries, and how many rules and sets use it."""
+    none), whether entries may carry marks (skbinfo), counters and comments, the most entries (maxelem), the prefix
+    length that it keeps (0: whole addresses), how many slots it has, how many entries, and how many rules and sets use
+    it."""
 
     name: str
     kind: str

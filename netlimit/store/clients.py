@@ -37,18 +37,18 @@ def saw(connection: Connection, host: str, client: Client) -> None:
         connection.execute(upsert(connection, clients), [{**row, "token": new.token, "role": new.role}])
 
 
-def find_lately(connection: Connection, host: str, now: datetime) -> list[str]:
+def find_lately(connection: Connection, host: str, now: datetime) -> dict[str, float]:
     """The addresses that were seen at a gateway lately, and those of administrators at any, for the address by which
-    they come may move: no more than count as safe, those that come before others first. A gateway's own address, from
-    which somebody speaks to itself, is nobody's who comes to another. A time that is yet to come, as a clock that was
-    ahead has left it, proves nothing: whoever is there is seen again within a minute."""
+    they come may move, each with the seconds since: no more than count as safe, those that come before others first. A
+    gateway's own address, from which somebody speaks to itself, is nobody's who comes to another. A time that is yet to
+    come, as a clock that was ahead has left it, proves nothing: whoever is there is seen again within a minute."""
     here, administers = clients.c.host == host, clients.c.role == Role.ADMIN
     is_recent = clients.c.seen_at.between(now - _REMEMBERED, now + AHEAD)
     wanted = select(clients).where(or_(here, administers), is_recent).order_by(here)
     rows = [(row, name) for row in connection.execute(wanted) if (name := _read_address(row)) is not None]
     theirs = _read_own(connection, host) if any(row.host != host for row, _ in rows) else set()
     found = {name: _read(row, name) for row, name in rows if row.host == host or name not in theirs}
-    return [each.address for each in choose(found.values())]
+    return {each.address: max(0.0, (now - each.seen).total_seconds()) for each in choose(found.values())}
 
 
 def _read_own(connection: Connection, host: str) -> set[str]:

@@ -425,9 +425,9 @@ class Replica(Store):
         """Those of these rules that are no newer than the copy."""
         return _try(partial(super().find_some, keys), {})
 
-    def clients(self, host: str, at: datetime | None = None) -> list[str]:
+    def clients(self, host: str, at: datetime | None = None) -> dict[str, float]:
         """Who has spoken to the API lately: it cannot be known here."""
-        return []
+        return {}
 
     def hosts(self) -> list[HostStatus]:
         """What the controller said of itself last."""

@@ -803,10 +803,10 @@ class Store:
             seen = at or moments.read(connection)
             clients.saw(connection, host, Client(address, seen, seen, token, role))
 
-    def clients(self, host: str, at: datetime | None = None) -> list[str]:
+    def clients(self, host: str, at: datetime | None = None) -> dict[str, float]:
         """The addresses that have spoken to the API of a gateway in the last half hour, or in the one before `at` a
-        time, by the database's clock, as many as count as safe: those of tokens that may do more first, then who came
-        first."""
+        time, by the database's clock, each with the seconds since it did last, as many as count as safe: those of
+        tokens that may do more first, then who came first."""
         with self._database.reading() as connection:
             return clients.find_lately(connection, host, at or moments.read(connection))
 

@@ -390,7 +390,7 @@ def test_a_forwarded_address_is_believed_only_of_a_trusted_proxy(settings: Setti
         client.post("/rules", json={**RULE, "target": "10.1.2.5"}, headers={"X-Forwarded-For": "nonsense"})
     assert [entry.address for entry in reversed(store.audit(limit=3))] == ["127.0.0.1", "192.0.2.7", None]
     # Who comes through the proxy is a client of this gateway's, too; this host itself is none.
-    until(lambda: store.clients("gw1") == ["192.0.2.7"])
+    until(lambda: [*store.clients("gw1")] == ["192.0.2.7"])
 
 
 def test_few_come_in_before_those_who_are_in_have_their_turn() -> None:

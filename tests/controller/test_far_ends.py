@@ -46,7 +46,7 @@ def enter(host: Host) -> Premises:
     premises = Premises(host, Setup("gw1"))
     premises.probe(())
     premises.look({})
-    premises.find_safe((), NOW)
+    premises.find_safe({}, NOW)
     return premises
 
 
@@ -63,8 +63,8 @@ def test_the_far_end_is_safe_with_who_is_reached_by_it(host: Host) -> None:
 def test_it_is_needed_but_not_trusted_unless_somebody_comes_from_it(host: Host) -> None:
     premises = enter(host)
     assert [str(network) for network in premises.facts.needed] == [f"{OUTER}/32"]
-    assert premises.find_safe((), NOW + 5) is None
-    assert premises.find_safe((OUTER,), NOW + 10), "rules are to be looked at"
+    assert premises.find_safe({}, NOW + 5) is None
+    assert premises.find_safe({OUTER: 0.0}, NOW + 10), "rules are to be looked at"
     assert premises.facts.needed == frozenset()
     assert find_safe(premises) == {INNER, OUTER}
 
@@ -98,13 +98,13 @@ def test_where_they_cannot_be_read_that_is_told_and_who_was_safe_stays(host: Hos
     premises = enter(host)
     host.broken = error
     for beat in range(1, 1000):
-        premises.find_safe((), NOW + 5 * beat)
+        premises.find_safe({}, NOW + 5 * beat)
     assert find_safe(premises) == {INNER, OUTER}
     (note,) = premises.notes
     assert note.startswith("The outer addresses of the far ends of some tunnels are not known")
     assert "NETLIMIT_SAFE" in note
     host.broken = None
-    premises.find_safe((), NOW + 5000)
+    premises.find_safe({}, NOW + 5000)
     assert premises.notes == ()
 
 
@@ -120,9 +120,9 @@ def test_what_is_not_known_of_ssh_is_told_while_it_is_so(host: Host, caplog: pyt
     told = "sshd runs, but on which port it listens here is not known."
     host.where = host.where._replace(notes=(told,))
     premises = enter(host)
-    premises.find_safe((), NOW)
+    premises.find_safe({}, NOW)
     assert premises.notes == (told,)
     assert [record.message for record in caplog.records].count(told) == 1
     host.where = host.where._replace(notes=())
-    premises.find_safe((), NOW)
+    premises.find_safe({}, NOW)
     assert premises.notes == ()

@@ -190,6 +190,6 @@ def test_the_safe_stay_safe_while_addresses_cannot_be_read(site: Site, monkeypat
     run(site, 1)
     before = site.controller._premises.facts.own
     break_for_good(monkeypatch, site.kernel, "addresses")
-    site.controller._premises.find_safe((), 0.0)
+    site.controller._premises.find_safe({}, 0.0)
     assert site.controller._premises.facts.own == before
     assert isinstance(site.controller._premises, Premises)

@@ -134,6 +134,23 @@ def test_nobody_falls_out_of_the_safe_set_by_a_clock_that_is_set(site: Site, hou
     assert [site.send(f"198.51.100.{host}") for host in (7, 8)] == [["drop"], ["drop"]]
 
 
+def test_a_client_of_the_api_is_safe_for_half_an_hour_and_no_longer(site: Site) -> None:
+    """From when he was last seen, though the database names him until then."""
+    elapsed = [0.0]
+    site.controller._premises.elapsed = lambda: elapsed[0]
+    site.add(target="198.51.100.0/24", action="block")
+    site.store.saw_client("gw", "198.51.100.7", site.store.now() - timedelta(minutes=29), "boss", Role.ADMIN)
+    site.controller.tick()
+    site.controller._protect()
+    assert site.send("198.51.100.7") == ["accept"]
+    site.store.saw_client("gw", "198.51.100.7", site.store.now() - timedelta(minutes=31), "boss", Role.ADMIN)
+    site.clock.pass_by(minutes=2)
+    elapsed[0] += 120
+    site.controller._protect()
+    site.controller.sync()
+    assert site.send("198.51.100.7") == ["drop"]
+
+
 @pytest.mark.parametrize("ahead", [timedelta(0), timedelta(hours=9), timedelta(days=-20 * 365)])
 def test_who_was_safe_before_a_boot_is_so_for_half_an_hour_from_it_whatever_the_clock(
     site: Site, ahead: timedelta

@@ -76,6 +76,35 @@ def test_who_has_left_is_remembered_for_a_while() -> None:
     assert why(safe) == {"192.0.2.1": "settings"}
 
 
+def test_a_client_is_safe_for_half_an_hour_from_when_he_was_last_seen() -> None:
+    """However often the database names him."""
+    safe = SafeSet(())
+    for later in range(0, int(REMEMBERED_SECONDS), 60):
+        safe.update(NOW + later, (), (), ["198.51.100.8"], ages={"198.51.100.8": float(later)})
+        assert safe.reasons == {"198.51.100.8": SafeReason("API client", NOW)}
+    safe.update(NOW + REMEMBERED_SECONDS - 1, (), (), ())
+    assert safe.reasons == {"198.51.100.8": SafeReason("API client", NOW)}
+    safe.update(NOW + REMEMBERED_SECONDS, (), (), ["198.51.100.8"], ages={"198.51.100.8": REMEMBERED_SECONDS})
+    assert safe.reasons == {}
+
+
+def test_a_client_who_has_been_there_for_another_reason_since_is_safe_from_then_on() -> None:
+    safe = SafeSet(())
+    safe.update(NOW, ["198.51.100.8"], (), ())
+    safe.update(NOW + 60, (), (), ["198.51.100.8"], ages={"198.51.100.8": 1000.0})
+    assert safe.reasons == {"198.51.100.8": SafeReason("SSH session", NOW)}
+    safe.update(NOW + 120, (), (), ["198.51.100.8"], ages={"198.51.100.8": 0.0})
+    assert safe.reasons == {"198.51.100.8": SafeReason("API client", NOW + 120)}
+
+
+def test_a_client_who_was_safe_when_the_machine_went_down_is_so_from_its_start() -> None:
+    safe = SafeSet(())
+    safe.recall({"198.51.100.8": SafeReason("API client", NOW - 5000)})
+    safe.outlast_boot(NOW)
+    safe.update(NOW + 60, (), (), ["198.51.100.8"], ages={"198.51.100.8": 1000.0})
+    assert safe.reasons == {"198.51.100.8": SafeReason("API client", NOW)}
+
+
 def test_a_new_process_recalls_what_the_old_one_knew() -> None:
     old = SafeSet(["192.0.2.1"])
     old.update(NOW, ["198.51.100.7"], [], [])
