@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache, lru_cache
 from ipaddress import ip_network
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ from netlimit.several import name_some, say_more
 from netlimit.spans import join, read_address, read_addresses
 from netlimit.state import PEER_PREFIX, Ended
 from netlimit.tree import Diversion
+from netlimit.unchanged import Unchanged
 
 UNKNOWN = "unknown"
 """The name of the finding that tells what could not be found out."""
@@ -263,8 +265,9 @@ class HostReport:
         return (*self.nat, *self.nat6)
 
 
-def find_conflicts(report: HostReport) -> list[Finding]:
-    """Everything that there is to say of a host, the worst first."""
+def find_conflicts(report: HostReport, held: Unchanged[HostReport] | None = None) -> list[Finding]:
+    """Everything that there is to say of a host, the worst first; what `held` knows is not worked out once more."""
+    held = Unchanged() if held is None else held
     parts = (
         _find_firewalls,
         _find_flushes,
@@ -304,8 +307,13 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_ground,
         _find_routers,
     )
-    found = [finding for part in (*parts, _find_unknown) for finding in part(report)]
+    found = [finding for part in (*parts, _find_unknown) for finding in held.ask(_list_found(part), report)]
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
+
+
+@cache
+def _list_found(part: Callable[[HostReport], Iterator[Finding]]) -> Callable[[HostReport], list[Finding]]:
+    return lambda report: [*part(report)]
 
 
 def is_serious(finding: Finding) -> bool:
@@ -500,17 +508,25 @@ def _find_classifiers(report: HostReport) -> Iterator[Finding]:
         )
 
 
-def _list_bare(report: HostReport) -> list[str]:
+@lru_cache(maxsize=1)
+def _list_bare(legacy: tuple[str, ...], nftables: str) -> list[str]:
     """The rules of others that do not speak of loopback, without what stands in quotes."""
-    lines = (_COMMENT.sub("", line) for line in (*report.legacy, *report.nftables.splitlines()))
-    rules = [rule for rule in lines if not _LOOPBACK.search(rule)]
-    return [_QUOTED.sub('""', EXTENSION.sub(r"xt target \1", rule)).strip() for rule in rules]
+    bare = (_strip_quotes(line) for line in (*legacy, *nftables.splitlines()))
+    return [rule.strip() for rule in bare if rule is not None]
+
+
+def _strip_quotes(line: str) -> str | None:
+    """A rule without them; none of one that speaks of loopback. Most have nothing that a pattern must look for."""
+    if '"' not in line:
+        return None if "lo" in line and _LOOPBACK.search(line) else line
+    rule = _COMMENT.sub("", line)
+    return None if _LOOPBACK.search(rule) else _QUOTED.sub('""', EXTENSION.sub(r"xt target \1", rule))
 
 
 def _find_counted_twice(report: HostReport) -> Iterator[Finding]:
     """Who has the kernel send by itself what has come by already. In OUTPUT it looks like what IPVS leads on, which is
     asked about nowhere else: so it cannot be spared there."""
-    bare = _list_bare(report)
+    bare = _list_bare(report.legacy, report.nftables)
     if copied := next(filter(_COPIED.search, bare), None):
         yield Finding(
             "copied packets",
@@ -990,7 +1006,7 @@ def _find_waypoints(report: HostReport) -> Iterator[Finding]:
 
 def _find_uncounted(report: HostReport) -> Iterator[Finding]:
     """Who keeps connections from being counted: one that is not tracked is none, and each zone counts for itself."""
-    bare = _list_bare(report)
+    bare = _list_bare(report.legacy, report.nftables)
     if untracked := next(filter(_UNTRACKED.search, bare), None):
         yield Finding(
             "untracked packets",

@@ -239,6 +239,8 @@ class Controller:
         """What the database has told of rules, and the copy may lack; None for those that are gone."""
         self._borrows = False
         """Whether what is known was loaded from the copy, which knows less than the database."""
+        self._awaits_survey = False
+        """Whether what gets in the way of limits is looked for once this pass is over."""
         self._clients: tuple[Mapping[str, float], float] | None = None
         """Those of the API with the seconds since each was seen, and when that was told (by a clock that nobody
         sets)."""
@@ -408,7 +410,8 @@ class Controller:
             self._tell()
             self._look_between()
         self._heed_clock()
-        if self._is_due("survey", SURVEY_SECONDS):
+        self._awaits_survey = self._begins and not self._premises.has_surveyed
+        if not self._awaits_survey and self._is_due("survey", SURVEY_SECONDS):
             self._survey()
         self._has_looked = self._has_looked and self._quiet
         if self._is_due("window", WINDOW_SECONDS) or self._begins or self._is_forbidden():
@@ -419,6 +422,10 @@ class Controller:
         except KernelError:
             self._answer_question()  # such as what is the matter
             raise
+        finally:
+            if self._awaits_survey and self._is_due("survey", SURVEY_SECONDS):
+                self._survey()
+            self._awaits_survey = False
         self._answer_question()
         if self._is_due("heartbeat", HEARTBEAT_SECONDS):
             self._look_between()
@@ -1192,7 +1199,8 @@ class Controller:
             self._due["probe"] += PROBE_SHARE * (_spent() - before)
 
     def _survey(self) -> None:
-        """Look for what gets in the way of limits; a host with much to read is looked at less often."""
+        """Look for what gets in the way of limits; a host with much to read is looked at less often. At a start that
+        waits until what is missing has been put back: it may take seconds."""
         began = time.monotonic()
         self._premises.look_for_conflicts()
         self._due["survey"] += PROBE_SHARE * (time.monotonic() - began)
@@ -1508,10 +1516,16 @@ class Controller:
             return self._status.last_error
         return " ".join(map(str, self._repairs.fights)) or None
 
+    def _recall_degraded(self) -> dict[int, Exceptional]:
+        """What was told of rules that others keep from holding, before this process has looked for these."""
+        known = self._exceptional.items()
+        return {i: each for i, each in known if i in self._compiled and each.state is State.DEGRADED}
+
     def _find_exceptional(self) -> dict[int, Exceptional]:
         """What must be said of rules: why they cannot be enforced, or not for all; or what an operator should know."""
         notes = self._compiled.shaping.notes.items()
-        said = {i: Exceptional(i, State.DEGRADED if n.degraded else State.APPLIED, n.text) for i, n in notes}
+        said = self._recall_degraded() if self._awaits_survey else {}
+        said |= {i: Exceptional(i, State.DEGRADED if n.degraded else State.APPLIED, n.text) for i, n in notes}
         said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in self._compiled.leaks.items()}
         spoiled = self._compiled.find_spoiled(self._premises.spoiled)
         said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in spoiled.items()}

@@ -202,7 +202,7 @@ def find_rewriting(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
     """The rules, of nftables and of the `rules` of iptables, that write other addresses or ports into packets by
     themselves before these have passed all hooks of ours."""
     listed = (rule for _, rule in follow_hooked(ruleset, _PASSED)) if _MAY_REWRITE.search(ruleset) else ()
-    bare = (STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
+    bare = map(_strip_quotes, (*listed, *rules))
     yield from filter(_REWRITES.search, bare)
 
 
@@ -210,8 +210,13 @@ def find_raising(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
     """The rules, of nftables and of the `rules` of iptables, that write another hop limit into what has come in before
     the kernel asks how far it goes."""
     listed = (rule for _, rule in follow_hooked(ruleset, _ARRIVED)) if _MAY_REWRITE.search(ruleset) else ()
-    bare = (STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
+    bare = map(_strip_quotes, (*listed, *rules))
     yield from (rule for rule in bare if _RAISES.search(rule) and not _BEHIND.match(rule))
+
+
+def _strip_quotes(rule: str) -> str:
+    """A rule without what is quoted in it; rules are many, and most have no quotes."""
+    return STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) if '"' in rule else rule
 
 
 def follow_rerouted(ruleset: str) -> Iterator[str]:
@@ -267,7 +272,8 @@ def read_chains(lines: Iterable[str]) -> Rules:
     chains: Rules = {}
     for line in lines:
         if (added := _ADDED.match(line)) is not None:
-            chains.setdefault(added[1], []).append(_QUOTED.sub('""', line))
+            quotes = '"' in line or " --comment " in line  # most have none
+            chains.setdefault(added[1], []).append(_QUOTED.sub('""', line) if quotes else line)
     return chains
 
 

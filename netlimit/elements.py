@@ -20,6 +20,8 @@ _TO = re.compile(r"(?<!\S)((?:[ds]nat|redirect) (?:ip6? )?(?:addr \. port |prefi
 
 def write_out(rule: str) -> list[str]:
     """The rules of one element each that mean what a rule does. What is quoted must not have braces in it."""
+    if "{" not in rule and "map @" not in rule:
+        return [rule]
     written, size = [], 0
     for each in _write_out(rule):
         written.append(each)

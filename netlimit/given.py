@@ -13,7 +13,7 @@ from netlimit.cases import EVERY
 from netlimit.detours import LEFT, OF_SOURCE, STRING, follow_hooked, follow_tables, read_places
 from netlimit.elements import write_out
 from netlimit.publications import Publication, Publications
-from netlimit.spans import EVERYWHERE, PORTS, Spans, count, cut, join, leave_out, name, number, read_address
+from netlimit.spans import EVERYWHERE, PORTS, Spans, count, cut, join, leave_out, name, number, read_address, read_ipv4
 
 _GIVES = re.compile(
     r"(?<!\S)(?:snat (?:ip6? )?(?:addr \. port |interval |prefix )?to|-j SNAT\b.* --to-source|-j NETMAP\b.* --to) (\S+)"
@@ -33,10 +33,11 @@ def find_given(ruleset: str, nat: Iterable[Sequence[str]], published: Publicatio
 
 
 def _read(rule: str, families: tuple[int, ...]) -> Iterator[Publication]:
-    for plain in write_out(STRING.sub('""', rule)):
-        match, source = _GIVES.search(plain), OF_SOURCE.search(plain)
+    for plain in write_out(STRING.sub('""', rule) if '"' in rule else rule):
+        match = _GIVES.search(plain)
         places = _read_spans(match[1], families) if match else ()
         if places and not _is_every(places):  # else nobody can read whose they are
+            source = OF_SOURCE.search(plain)
             leads = _read_spans(source[1] if source else "", families)
             yield Publication(rule, places, EVERY, PORTS, _name(leads), leads)
 
@@ -53,7 +54,8 @@ def _list_answering(published: Publications, own: Spans) -> Iterator[Publication
 
 
 def _read_spans(text: str, families: tuple[int, ...]) -> Spans:
-    return join((number(first), number(last)) for first, last in read_places(text, families))
+    plain = read_ipv4(text.partition(":")[0])  # as nearly all are; ports may be behind it
+    return (plain,) if plain else join((number(first), number(last)) for first, last in read_places(text, families))
 
 
 def _name(leads: Spans) -> str:

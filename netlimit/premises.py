@@ -27,6 +27,7 @@ from netlimit.safety import SafeSet, is_needed
 from netlimit.several import say_more
 from netlimit.tree import Queues, SavedRoot, Topology
 from netlimit.tunnels import TUNNELS, Passage, follow_on
+from netlimit.unchanged import Unchanged
 
 if TYPE_CHECKING:  # for the types alone
     from netlimit.controller import Setup
@@ -69,6 +70,9 @@ class Premises:
         self._foreign: Mapping[str, str] = {}
         self._barred: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
+        self._surveyed = Unchanged[HostReport]()
+        self.has_surveyed = False
+        """Whether others have been looked for that get in the way of limits."""
         self.spoiled: Mapping[Spoiled, Finding] = {}
         self.published = self.given = Publications()
         self._led: frozenset[tuple[str, int]] = frozenset()
@@ -311,12 +315,12 @@ class Premises:
 
     def look_for_conflicts(self) -> None:
         """Look for what gets in the way of limits. It only advises: should the look fail, that is told."""
-        before = self._conflicts
+        before, self.has_surveyed = self._conflicts, True
         try:
             report = self._kernel.survey(thorough=False)
-            found = find_conflicts(report)
-            self.published = read_publications(report)
-            self.given = read_given(report, self.published)
+            found = find_conflicts(report, self._surveyed)
+            self.published = self._surveyed.ask(read_publications, report)
+            self.given = self._surveyed.ask(_read_given, report)
             self._find_led(report)
         except Exception as error:
             log.debug("The survey failed.", exc_info=True)
@@ -400,6 +404,10 @@ class Premises:
     def _management(self) -> tuple[int, ...]:
         """The ports of which open connections pass."""
         return tuple(sorted({door.port for door in self._doors}))
+
+
+def _read_given(report: HostReport) -> Publications:
+    return read_given(report, read_publications(report))
 
 
 @lru_cache(maxsize=2)

@@ -5,8 +5,10 @@ Where there are several, they are sorted and apart from each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv6Address, ip_address
+from socket import AF_INET, inet_ntop, inet_pton
 
 from netlimit.addresses import Address
 from netlimit.detours import merge, read_span
@@ -14,6 +16,7 @@ from netlimit.detours import merge, read_span
 Span = tuple[int, int]
 Spans = tuple[Span, ...]
 _SIX = 1 << 32
+_PLAIN = re.compile(r"\d+\.\d+\.\d+\.\d+(?:/(?:[12]?\d|3[0-2]))?", re.ASCII)
 FAMILIES: dict[int, Span] = {4: (0, _SIX - 1), 6: (_SIX, _SIX + (1 << 128) - 1)}
 EVERYWHERE: Spans = tuple(FAMILIES.values())
 PORTS: Spans = ((0, 65535),)
@@ -26,7 +29,7 @@ def number(address: Address) -> int:
 
 def name(place: int) -> str:
     """The address that stands there."""
-    return str(IPv6Address(place - _SIX) if place >= _SIX else IPv4Address(place))
+    return str(IPv6Address(place - _SIX)) if place >= _SIX else inet_ntop(AF_INET, place.to_bytes(4, "big"))
 
 
 def read_address(text: str) -> Span:
@@ -37,6 +40,24 @@ def read_address(text: str) -> Span:
 
 def read_addresses(text: str) -> Span:
     """That of a network, a range or an address. Raises ValueError."""
+    return read_ipv4(text) or _read_odd(text)
+
+
+def read_ipv4(text: str) -> Span | None:
+    """That of an address of IPv4, or of a network by the length of its prefix; None of all else. By hand, for they may
+    be very many."""
+    address, _, length = text.partition("/")
+    if not _PLAIN.fullmatch(text):
+        return None
+    try:
+        first = int.from_bytes(inet_pton(AF_INET, address), "big")
+    except OSError:
+        return None
+    mask = _SIX - 1 >> int(length or 32)
+    return first & ~mask, first | mask
+
+
+def _read_odd(text: str) -> Span:
     first, last = read_span(text)
     return number(first), number(last)
 
