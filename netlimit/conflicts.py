@@ -295,6 +295,7 @@ def find_conflicts(report: HostReport, held: Unchanged[HostReport] | None = None
         _find_rerouted,
         _find_taken,
         _find_published,
+        _find_given,
         _find_masked,
         _find_segments,
         _find_hidden,
@@ -891,6 +892,19 @@ def _find_published(report: HostReport) -> Iterator[Finding]:
             Severity.WARNING,
             f"{say_published(found)} Blocks and limits `to` the address and port that it was sent to do not meet it.",
             "Name in rules `to` where that leads, with the port there.",
+        )
+
+
+def _find_given(report: HostReport) -> Iterator[Finding]:
+    """Whether NAT on the way out is more than is looked through."""
+    if not read_given(report, read_publications(report)).whole:
+        yield Finding(
+            "given addresses",
+            Severity.WARNING,
+            "The rules of nat POSTROUTING are more than are looked through: of addresses that NAT gives on the way out "
+            "it is not known of all that it does. Blocks and limits `from` such an address do not meet what still "
+            "has another.",
+            "Name in rules `from` the addresses that hosts have before that.",
         )
 
 

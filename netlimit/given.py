@@ -7,7 +7,9 @@ given the address that was asked for as late.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, islice
 
 from netlimit.cases import EVERY
 from netlimit.detours import LEFT, OF_SOURCE, STRING, follow_hooked, follow_tables, read_places
@@ -21,15 +23,20 @@ _GIVES = re.compile(
 _ONE_TO_ONE = re.compile(r"-j NETMAP\b|\bprefix to\b")
 _FAMILIES = {"ip": (4,), "ip6": (6,)}
 _SHOWN = 120
+_MOST = 50_000
+"""So many rules are looked through: the rest is left out then, and that is told."""
 
 
-def find_given(ruleset: str, nat: Iterable[Sequence[str]], published: Publications, own: Spans) -> Publications:
+@lru_cache(maxsize=1)
+def find_given(ruleset: str, nat: tuple[tuple[str, ...], ...], published: Publications, own: Spans) -> Publications:
     """What gives some places to others, which it `leads` from: in a ruleset of nftables, and in nat tables of iptables
     (the rules of each, as it saves them). To be asked of the targets of rules `from` them."""
     listed = ((rule, _FAMILIES.get(family, (4, 6))) for family, rule in follow_hooked(ruleset, LEFT))
     saved = ((rule, (4, 6)) for rule in follow_tables(nat, "POSTROUTING"))
-    leaving = (found for rule, families in (*listed, *saved) for found in _read(rule, families))
-    return Publications((*leaving, *_list_answering(published, own)))
+    rules = chain(listed, saved)
+    leaving = [found for rule, families in islice(rules, _MOST) for found in _read(rule, families)]
+    whole = next(rules, None) is None
+    return Publications((*leaving, *_list_answering(published, own)), whole=whole)
 
 
 def _read(rule: str, families: tuple[int, ...]) -> Iterator[Publication]:

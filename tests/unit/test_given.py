@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from netlimit.compile import Compilation
-from netlimit.conflicts import HostReport, read_given, read_publications
+from netlimit.conflicts import HostReport, find_conflicts, read_given, read_publications
 from netlimit.limits import Facts, own_addresses
 from netlimit.rules import parse_rule
 from netlimit.shaping import Note
@@ -76,3 +76,14 @@ def test_a_rule_from_what_is_given_on_the_way_out_says_whom_to_name(rule: str, t
 @pytest.mark.parametrize("fields", [{"action": "allow"}, {"action": "block", "direction": "to"}])
 def test_what_makes_exceptions_or_is_to_it_is_not_told_so(fields: dict[str, object]) -> None:
     assert judge(NETMAP, {"target": "203.0.113.2"} | fields) is None
+
+
+def test_more_rules_than_are_looked_through_are_told() -> None:
+    rules = tuple(
+        f"-A POSTROUTING -s 10.{n >> 16}.{n >> 8 & 255}.{n & 255}/32 -p tcp -j SNAT --to-source 203.0.113.9:{n}-{n}"
+        for n in range(50_001)
+    )
+    for many, told in ((rules, True), (rules[1:], False)):
+        report = HostReport(nat=(many,))
+        assert len(read_given(report, read_publications(report)).found) == 50_000
+        assert ("given addresses" in {each.name for each in find_conflicts(report)}) == told
