@@ -19,6 +19,7 @@ from scripts.testbed.streams import ROOT
 
 SECONDS = 30.0
 STATE = Path("/var/lib/netlimit")
+OWN_STATE = Path("/var/lib/netlimit-controller")
 _END = "== end of output =="
 _PRELUDE = """
 sudo() { "$@"; }
@@ -52,7 +53,9 @@ class Console:
         hidden = (
             "mkdir -p /etc/netlimit && mount -t tmpfs none /etc/netlimit" if os.path.exists("/etc/netlimit") else ""
         )
-        done = self.run(f"{_PRELUDE}{hidden}\nmount --bind {shlex.quote(str(service.directory))} {STATE}")
+        # Where a netlimit is installed, commands take its directory for the controller's: it is the service's then.
+        beside = f"mount --bind {STATE}/controller {OWN_STATE}" if OWN_STATE.exists() else ""
+        done = self.run(f"{_PRELUDE}{hidden}\nmount --bind {shlex.quote(str(service.directory))} {STATE}\n{beside}")
         assert done.status == 0, done.text
 
     def run(self, command: str) -> Printed:
