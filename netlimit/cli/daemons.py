@@ -35,7 +35,7 @@ from netlimit.cli.parts import (
     reopen_copy,
 )
 from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
-from netlimit.cli.tls import UntimelyError, check_certificate
+from netlimit.cli.tls import CertificateError, check_certificate
 from netlimit.packages import import_beside
 from netlimit.settings import Backend, Listen, Settings
 
@@ -238,9 +238,9 @@ def _take_place(place: Listen) -> socket.socket:
 
 
 def check_parts(settings: Settings, user: str) -> None:
-    """Raise CommandError or SettingsError for what would keep the parts from running, whatever the time is."""
+    """Raise CommandError or SettingsError for what would keep the parts from running for good."""
     check_backend(settings)
-    with suppress(UntimelyError):
+    with suppress(CertificateError):
         check_certificate(settings, datetime.now(UTC))
     if is_root():
         find_user(user)

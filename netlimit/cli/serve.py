@@ -26,7 +26,7 @@ from netlimit.cli.last_settings import read_settings_to_limit
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store
 from netlimit.cli.privileges import USER, end_with_parent, find_user, is_root
-from netlimit.cli.tls import UntimelyError, check_certificate
+from netlimit.cli.tls import CertificateError, check_certificate
 from netlimit.errors import NetlimitError, SettingsError
 from netlimit.forgotten import word_held
 from netlimit.settings import Settings
@@ -117,13 +117,13 @@ class _Place:
         self._told = ""
 
     def take(self) -> bool:
-        """Whether it is taken, by who has a certificate that will do; if not, the log tells why, once. Raises
-        CommandError or SettingsError at first if that can never be."""
+        """Whether it is taken, by who has a certificate and key that can be used; if not, the log tells why, once.
+        Raises CommandError or SettingsError at first if that can never be."""
         try:
             check_certificate(self._settings, datetime.now(UTC))
             self.listening = self.listening or listen(self._settings.listen)
         except (CommandError, SettingsError) as error:
-            if not (self._told or isinstance(error, TakenError | UntimelyError)):
+            if not (self._told or isinstance(error, TakenError | CertificateError)):
                 raise
             if str(error) != self._told:
                 log.error("%s Limits are kept meanwhile; it is tried again and again.", error)

@@ -12,19 +12,17 @@ from netlimit.settings import PREFIX, Settings
 SOON_DAYS = 14
 """So many days before a certificate ends, the log begins to say so."""
 _STEPS = 10
-_NOT_NOW = (9, 10)
-"""X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
 
 
-class UntimelyError(SettingsError):
-    """A certificate that has ended, or not begun, by this host's clock: another, or the right time, may come."""
+class CertificateError(SettingsError):
+    """A certificate and key that cannot be used now: files that can be, or the right time, may come."""
 
 
 def check_certificate(settings: Settings, now: datetime) -> str | None:
     """Try the API's certificate and key, with a handshake that never leaves this process.
 
-    Returns what an operator should be told, if there is something. Raises SettingsError, and UntimelyError where they
-    may do at another time.
+    Returns what an operator should be told, if there is something. Raises SettingsError where one of the two is not
+    set, and CertificateError where they cannot be used, which may pass.
     """
     certificate, key = settings.tls_cert, settings.tls_key
     if certificate is None and key is None:
@@ -36,9 +34,9 @@ def check_certificate(settings: Settings, now: datetime) -> str | None:
         )
     if certificate is None or key is None:
         missing, given = ("TLS_CERT", "TLS_KEY") if certificate is None else ("TLS_KEY", "TLS_CERT")
-        raise _wrong(missing, f"{PREFIX}{given} is set, but {PREFIX}{missing} is not; TLS takes both.")
+        raise SettingsError(PREFIX + missing, f"{PREFIX}{given} is set, but {PREFIX}{missing} is not; TLS takes both.")
     for setting, path in (("TLS_CERT", certificate), ("TLS_KEY", key)):
-        _check_readable(setting, path)
+        _check_readable(setting, path, CertificateError)
     ends = _try_handshake(certificate, key)
     if (ends - now).days < SOON_DAYS:
         return f"The API's certificate {certificate} ends at {ends:%Y-%m-%d %H:%M} UTC; renew it and restart the API."
@@ -51,23 +49,23 @@ def trust(settings: Settings) -> ssl.SSLContext:
     if not settings.url.startswith("https:"):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not asked; to fill one takes a while
     if settings.ca_file is not None:
-        _check_readable("CA_FILE", settings.ca_file)
+        _check_readable("CA_FILE", settings.ca_file, SettingsError)
     try:
         return ssl.create_default_context(cafile=settings.ca_file)
     except ssl.SSLError:
-        raise _wrong("CA_FILE", f"{settings.ca_file} holds no certificate in PEM.") from None
+        raise SettingsError(f"{PREFIX}CA_FILE", f"{settings.ca_file} holds no certificate in PEM.") from None
 
 
-def _check_readable(setting: str, path: Path) -> None:
+def _check_readable(setting: str, path: Path, kind: type[SettingsError]) -> None:
     try:
         path.read_bytes()
     except OSError as error:
-        raise _wrong(setting, f"{path} cannot be read: {error.strerror}.") from None
+        raise kind(PREFIX + setting, f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _try_handshake(certificate: Path, key: Path) -> datetime:
     """Let a server with this certificate meet a client that trusts it; when the certificate ends. Raises
-    SettingsError."""
+    CertificateError."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -79,12 +77,12 @@ def _try_handshake(certificate: Path, key: Path) -> datetime:
         if "MISMATCH" in (error.reason or ""):
             raise _wrong("TLS_KEY", f"The key {key} is not that of the certificate {certificate}.") from None
         raise _wrong("TLS_CERT", f"{certificate} and {key} are no certificate and key in PEM.") from None
+    except OSError as error:  # a renewal has moved one of them since it was looked at
+        raise _wrong("TLS_CERT", f"{certificate} or {key} cannot be read: {error.strerror}.") from None
     try:
         ends = _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
-        kind = UntimelyError if error.verify_code in _NOT_NOW else SettingsError
-        said = f"The certificate {certificate} cannot be used: {error.verify_message}."
-        raise kind(PREFIX + "TLS_CERT", said) from None
+        raise _wrong("TLS_CERT", f"The certificate {certificate} cannot be used: {error.verify_message}.") from None
     except ssl.SSLError as error:
         raise _wrong("TLS_CERT", f"The certificate {certificate} cannot be used: {error.reason}.") from None
     return ends
@@ -110,5 +108,5 @@ def _refuse_password() -> str:
     raise _wrong("TLS_KEY", "The key is encrypted, and there is nobody to ask for its password; decrypt the file.")
 
 
-def _wrong(setting: str, sentence: str) -> SettingsError:
-    return SettingsError(PREFIX + setting, sentence)
+def _wrong(setting: str, sentence: str) -> CertificateError:
+    return CertificateError(PREFIX + setting, sentence)

@@ -139,10 +139,8 @@ def _look_for_label(path: Path) -> None:
     try:
         working = connection.execute(_WORKING).fetchone()
         connection.execute("SELECT made_at FROM backup").fetchone()
-    except sqlite3.Error as error:
-        raise NoBackup(
-            f"{path} is no backup of netlimit, or is damaged ({error}); `netlimit backup` makes one."
-        ) from None
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's own message quotes what it finds in the schema
+        raise _refuse_damaged(path, error) from None
     finally:
         connection.close()
     if working is not None:
@@ -203,13 +201,11 @@ def _verify(copy: Path, path: Path) -> Label:
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
     try:
         _drop_triggers(connection)
-        made_at, source, revision, digest = connection.execute("SELECT * FROM backup").fetchone()
+        label, digest = _read_label(connection)
         schema: str = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
         sound = connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok" and _digest(connection) == digest
     except (sqlite3.Error, TypeError, ValueError) as error:
-        raise NoBackup(
-            f"{path} is no backup of netlimit, or is damaged ({error}); `netlimit backup` makes one."
-        ) from None
+        raise _refuse_damaged(path, error) from None
     finally:
         connection.close()
     if not sound:
@@ -218,7 +214,21 @@ def _verify(copy: Path, path: Path) -> Label:
         raise NoBackup(
             f"The backup {path} is of a newer netlimit (schema {schema}; this one knows {SCHEMA}); install that one."
         )
-    return Label(datetime.fromisoformat(made_at), source, revision)
+    return label
+
+
+def _read_label(connection: sqlite3.Connection) -> tuple[Label, str]:
+    """The label and the digest beside it, which does not cover the label. Raises sqlite3.Error, TypeError or ValueError
+    where it is none."""
+    made_at, source, revision, digest = connection.execute("SELECT * FROM backup").fetchone()
+    label = Label(datetime.fromisoformat(made_at), source, revision)
+    if label.made_at.tzinfo is None or not isinstance(source, str) or not isinstance(revision, int):
+        raise ValueError("its label cannot be read")
+    return label, digest
+
+
+def _refuse_damaged(path: Path, error: Exception) -> NoBackup:
+    return NoBackup(f"{path} is no backup of netlimit, or is damaged ({error}); `netlimit backup` makes one.")
 
 
 def _drop_triggers(connection: sqlite3.Connection) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from netlimit.cli.tls import check_certificate, trust
+from netlimit.cli.tls import CertificateError, _try_handshake, check_certificate, trust
 from netlimit.errors import SettingsError
 from netlimit.settings import Settings
 from netlimit.store import Store
@@ -123,6 +123,12 @@ def test_what_will_not_do_is_refused_in_words(made: tuple[Path, Path], tmp_path:
     for setting in (nonsense, tmp_path / "none"):
         with pytest.raises(SettingsError):
             trust(Settings(url="https://127.0.0.1", ca_file=setting))
+
+
+def test_one_that_is_gone_by_the_time_it_is_tried_is_refused_in_words(made: tuple[Path, Path], tmp_path: Path) -> None:
+    for pair in ((made[0], tmp_path / "none"), (tmp_path / "none", made[1])):
+        with pytest.raises(CertificateError, match="cannot be read: No such file"):
+            _try_handshake(*pair)
 
 
 def test_one_that_has_ended_or_not_begun_is_refused(tmp_path: Path) -> None:

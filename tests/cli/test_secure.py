@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.api.test_tls import make_certificate, make_dated
+from tests.api.test_tls import make_certificate, make_dated, run
 from tests.cli.running import Netlimit, settings_in, until
 
 TOKEN = "a-token-of-my-own-7f3a"
@@ -60,6 +61,18 @@ def test_what_will_not_do_for_tls_is_told_at_the_start(netlimit: Netlimit, direc
     )
 
 
+def secure(netlimit: Netlimit, certificate: Path, key: Path, authority: Path) -> Netlimit:
+    """The same place, by TLS."""
+    environment = {
+        **netlimit.environment,
+        "NETLIMIT_TLS_CERT": str(certificate),
+        "NETLIMIT_TLS_KEY": str(key),
+        "NETLIMIT_CA_FILE": str(authority),
+        "NETLIMIT_URL": netlimit.environment["NETLIMIT_URL"].replace("http:", "https:"),
+    }
+    return replace(netlimit, environment=environment)
+
+
 @pytest.mark.parametrize(
     ("begins", "ends", "why"),
     [
@@ -72,9 +85,7 @@ def test_a_certificate_that_has_ended_or_not_begun_keeps_nobody_but_the_api_from
 ) -> None:
     """As after a boot with a clock that is wrong. Rules are kept meanwhile; and once there is another, the API runs."""
     old, new = make_dated(directory, "old", begins, ends), make_certificate(directory, "new")
-    tls = dict(zip(("NETLIMIT_TLS_CERT", "NETLIMIT_TLS_KEY"), map(str, old), strict=True))
-    place = replace(netlimit, environment={**netlimit.environment, **tls, "NETLIMIT_CA_FILE": str(new[0])})
-    place.environment["NETLIMIT_URL"] = place.environment["NETLIMIT_URL"].replace("http:", "https:")
+    place = secure(netlimit, *old, authority=new[0])
     server = place.start("serve", "--api-user", "nobody")
     until(lambda: server.ended or len(server.children) == 2, server.said)
     until(lambda: server.ended or why in server.said(), server.said)
@@ -86,6 +97,50 @@ def test_a_certificate_that_has_ended_or_not_begun_keeps_nobody_but_the_api_from
     assert len(server.children) == 3
     assert server.end() == 0
     assert server.said().count(why) == 1
+
+
+def mismatch(directory: Path, key: Path) -> None:
+    key.write_bytes(make_certificate(directory, "other")[1].read_bytes())
+
+
+def encrypt(directory: Path, key: Path) -> None:
+    run("ec", "-aes256", "-passout", "pass:x", "-in", key, "-out", directory / "locked.key")
+    (directory / "locked.key").replace(key)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda directory: mismatch(directory, directory / "api.key"), "is not that of the certificate"),
+        (lambda directory: (directory / "api.key").unlink(), "api.key cannot be read: No such file"),
+        (lambda directory: (directory / "api.crt").unlink(), "api.crt cannot be read: No such file"),
+        (lambda directory: (directory / "api.key").write_bytes(b""), "are no certificate and key in PEM"),
+        (lambda directory: (directory / "api.crt").write_bytes(b""), "are no certificate and key in PEM"),
+        (lambda directory: encrypt(directory, directory / "api.key"), "The key is encrypted"),
+    ],
+    ids=["another key", "no key", "no certificate", "empty key", "empty certificate", "encrypted key"],
+)
+def test_a_certificate_and_key_that_cannot_be_used_keep_nobody_but_the_api_from_running(
+    netlimit: Netlimit, directory: Path, spoil: Callable[[Path], object], why: str
+) -> None:
+    """As where a renewal has written one of the two. Once it has written both, the API runs."""
+    pair = make_certificate(directory)
+    sound = [path.read_bytes() for path in pair]
+    spoil(directory)
+    place = secure(netlimit, *pair, authority=pair[0])
+    server = place.start("serve", "--api-user", "nobody")
+    until(lambda: server.ended or len(server.children) == 2, server.said)
+    until(lambda: server.ended or why in server.said(), server.said)
+    assert not server.ended, server.said()
+    for path, content in zip(pair, sound, strict=True):
+        path.write_bytes(content)
+    until(lambda: server.ended or not place.run("status").returncode, server.said)
+    assert not server.ended, server.said()
+    assert len(server.children) == 3
+    assert server.end() == 0
+    assert server.said().count(why) == 1
+    spoil(directory)
+    assert why in place.refuse("api", "--user", "nobody")  # it does nothing else
 
 
 def test_listening_to_all_without_tls_is_told_in_log_and_status(directory: Path) -> None:

@@ -238,6 +238,13 @@ def overwrite(file: Path, start: float, end: float) -> None:
         opened.write(b"\xa5" * int(size * (end - start)))
 
 
+def flip(file: Path, within: bytes, at: int) -> None:
+    """Turn the highest bit of a letter over, after which it is no UTF-8: the first in the file of such a text."""
+    content = bytearray(file.read_bytes())
+    content[content.index(within) + at] ^= 0x80
+    file.write_bytes(content)
+
+
 BAD = {
     "garbage": lambda file: file.write_text("no database " * 1000),
     "empty": lambda file: file.write_bytes(b""),
@@ -246,6 +253,15 @@ BAD = {
     "another rule": lambda file: change(file, "UPDATE rules SET rate = '9 packets/s' WHERE id = 1"),
     "a rule less": lambda file: change(file, "DELETE FROM rules WHERE id = 2"),
     "no label": lambda file: change(file, "DROP TABLE backup"),
+    "a statement of the schema": lambda file: flip(file, b"CREATE TABLE tokens", 10),
+    "a name of the schema": lambda file: flip(file, b"CREATE TABLE tokens", 15),
+    "a name of a column": lambda file: flip(file, b"made_at TEXT", 2),
+    "a label that is no UTF-8": lambda file: flip(file, NOW.isoformat().encode(), 4),
+    "a label without a time": lambda file: change(file, "UPDATE backup SET made_at = 'then'"),
+    "a label without a zone": lambda file: change(file, "UPDATE backup SET made_at = '2030-05-06T07:08:09'"),
+    "a label with bytes": lambda file: change(file, "UPDATE backup SET made_at = x'80', source = x'80'"),
+    "a label without a revision": lambda file: change(file, "UPDATE backup SET revision = 'many'"),
+    "an empty label": lambda file: change(file, "DELETE FROM backup"),
     "newer": lambda file: change(file, "UPDATE alembic_version SET version_num = '9999'"),
 }
 
