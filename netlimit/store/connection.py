@@ -43,6 +43,13 @@ def refuse_work(seconds: float) -> Overworked:
     return Overworked(f"what it was asked was broken off after {seconds:g} seconds of work")
 
 
+def describe_damage(found: str) -> sqlite3.DatabaseError:
+    """The error for a file that is damaged, as SQLite raises it; `found` tells how."""
+    error = sqlite3.DatabaseError(" ".join(found.split()))
+    error.sqlite_errorname = "SQLITE_CORRUPT"
+    return error
+
+
 def connect(path: Path, patience: float, allowance: Allowance | None = None) -> DiskConnection:
     """Open a file, of which a lock is waited for so long, in seconds; any thread may use it. It may work for so long
     as the `allowance` says, if there is one. Raises sqlite3.Error, also where it cannot be looked at, the rights of
@@ -186,7 +193,7 @@ class DiskConnection(sqlite3.Connection):
 
     def work(self, work: Callable[[], Result], statement: Burden, again: bool = False) -> Result:
         """What `work`, which is of a statement, gives within its bound; `again` as for `call`. Raises Stalled, and
-        Overworked and Cut: then what was being written is undone."""
+        Overworked and Cut: then what was being written is undone. What is damaged raises sqlite3.Error, too."""
         bound = _Bound(self, statement, self._allowance)
         if self._cuts is None:
             self._cuts = mapping.count_cuts()
@@ -198,6 +205,8 @@ class DiskConnection(sqlite3.Connection):
             if bound.is_told and getattr(error, "sqlite_errorname", None) == "SQLITE_INTERRUPT":
                 raise bound.find_reason() from error
             raise
+        except UnicodeDecodeError as error:  # SQLite's message quotes the schema, and Python cannot make a text of it
+            raise describe_damage("malformed database schema: it is not in UTF-8") from error
         finally:
             self._allowance.note(bound.worked)
 

@@ -31,7 +31,7 @@ from netlimit.stalls import Overworked, Stalled, find_disk
 from netlimit.store import files, homes, mapping
 from netlimit.store.allowance import Allowance
 from netlimit.store.checkpoint import Checkpoint
-from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
+from netlimit.store.connection import READ, WRITE, DiskConnection, connect, describe_damage, find_memory, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
 from netlimit.store.primaries import Primaries, choose_among
 from netlimit.store.servers import Names, Reached, find_primary, find_proof, find_servers
@@ -371,7 +371,7 @@ class Database:
             finally:
                 connection.close()
         if found != "ok":
-            raise self.explain(_describe_damage(found))
+            raise self.explain(describe_damage(found))
 
     def put_aside(self, now: datetime) -> Path:
         """Put an empty SQLite file in the place of a damaged one, which stays under the name that is returned. Raises
@@ -598,12 +598,6 @@ def _leave_stalled(context: ExceptionContext) -> None:
     is_given_up = isinstance(context.original_exception, Stalled | Overworked)
     if is_given_up and isinstance(used, DiskConnection) and used.is_lost:
         context.is_disconnect, context.invalidate_pool_on_disconnect = True, False
-
-
-def _describe_damage(found: str) -> sqlite3.DatabaseError:
-    error = sqlite3.DatabaseError(" ".join(found.split()))
-    error.sqlite_errorname = "SQLITE_CORRUPT"
-    return error
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:

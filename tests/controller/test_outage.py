@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -33,6 +33,7 @@ from netlimit.rules import Rule
 from netlimit.settings import Settings
 from netlimit.store import Replica, Store, open_replica, take_snapshot
 from tests.controller.conftest import Site
+from tests.damage import flip
 from tests.forcing import make_rule
 
 PATIENCE = 60.0
@@ -689,12 +690,17 @@ def test_the_copy_follows_every_change(away: Away) -> None:
     assert away.replica.numbering("gw") == away.site.store.numbering("gw")
 
 
-def test_a_damaged_copy_is_begun_anew(away: Away) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [lambda path: path.write_bytes(b"\0" * 5000), lambda path: flip(path, b"CREATE TABLE rules", 10)],
+    ids=["zeros", "a letter of its schema"],
+)
+def test_a_damaged_copy_is_begun_anew(away: Away, harm: Callable[[Path], object]) -> None:
     away.site.add(target="10.0.0.1", rate="5 packets/s")
     away.controller.sync()
     away.replica.close()
     path = away.directory / "applied.db"
-    path.write_bytes(b"\0" * 5000)
+    harm(path)
     away.replica = open_replica(away.directory, "gw")
     assert away.replica.revision() == 0
     away.restart().sync()

@@ -23,6 +23,7 @@ from netlimit.store.engine import Database
 from netlimit.store.migrate import alembic_config
 from netlimit.store.tables import metadata
 from netlimit.tree import SavedRoot
+from tests.damage import flip
 from tests.endless import ROWS, put_view
 from tests.store.examples import NOW, keep, rule
 
@@ -236,13 +237,6 @@ def overwrite(file: Path, start: float, end: float) -> None:
     with file.open("r+b") as opened:
         opened.seek(int(size * start))
         opened.write(b"\xa5" * int(size * (end - start)))
-
-
-def flip(file: Path, within: bytes, at: int) -> None:
-    """Turn the highest bit of a letter over, after which it is no UTF-8: the first in the file of such a text."""
-    content = bytearray(file.read_bytes())
-    content[content.index(within) + at] ^= 0x80
-    file.write_bytes(content)
 
 
 BAD = {

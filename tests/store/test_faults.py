@@ -19,6 +19,7 @@ from netlimit.records import Counts, Exceptional, RuleCounters, State
 from netlimit.store import Damaged, Store, homes
 from netlimit.store.engine import Database, again
 from netlimit.store.faults import Undone
+from tests.damage import flip
 from tests.databases import Postgres
 from tests.store.examples import NOW, keep, rule
 
@@ -90,6 +91,7 @@ def write_over(path: Path, start: int, length: int) -> None:
 HARM: dict[str, Callable[[Path], None]] = {
     "garbage in its pages": lambda path: write_over(path, 8 * 4096, path.stat().st_size // 2),
     "garbage in one page": lambda path: write_over(path, path.stat().st_size // 2 // 4096 * 4096, 4096),
+    "a letter of its schema": lambda path: flip(path, b"CREATE TABLE tokens", 10),
     "garbage in its head": lambda path: write_over(path, 0, 100),
     "cut short": lambda path: os.truncate(path, path.stat().st_size // 2 // 4096 * 4096),
     "not a database": lambda path: path.write_text("something else " * 1000) and None,  # type: ignore[func-returns-value]
