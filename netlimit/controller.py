@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.account import tell
 from netlimit.compile import Compilation
+from netlimit.confirmed import Ending
 from netlimit.connections import OpenConnections, write_living
 from netlimit.copying import PREFIX as COPY
 from netlimit.copying import SAFE_SECONDS, Copying
@@ -251,7 +252,7 @@ class Controller:
         """Whether the database was lost last for it answered too slowly."""
         self._forgotten: str | None = None
         """Why a database that answers is not gone by all the same."""
-        self._overdue = Overdue(setup.host)
+        self._overdue = Overdue(setup.host, recall=self._recall_window)
         self._moving: int | None = None
         self._kernel = kernel
         self._setup = setup
@@ -815,6 +816,10 @@ class Controller:
                 self._look_in_database()
         elif self._replica is not None and self._overdue.look_alone(self._replica, self._kernel, self._hear_of_window):
             self._load_all()
+
+    def _recall_window(self, window: Window) -> Ending | None:
+        """How a window has ended, as the copy knows."""
+        return self._replica.find_ending(window) if self._replica is not None else None
 
     def _look_in_database(self) -> None:
         try:

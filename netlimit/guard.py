@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from netlimit.confirmed import Ending, LastEnd
 from netlimit.errors import KernelError, NetlimitError, StoreError
 from netlimit.mishaps import Mishaps
 from netlimit.overdue import read_clock
@@ -37,6 +38,8 @@ T = TypeVar("T")
 HEARTBEAT_SECONDS = 5.0
 COPY_SECONDS = 5.0
 """How often it is tried again to tell the copy how a window has ended."""
+RECALL_SECONDS = 1.0
+"""How long it is waited for the copy, which may know that a window was confirmed: its disk may hang."""
 LOOK_SECONDS = 0.25
 """How often it is looked for whether a window is open."""
 RECORD_SECONDS = 3.0
@@ -84,6 +87,8 @@ class Guard:
         self._open_copy = open_copy
         self._database = ThreadPoolExecutor(1, "database")
         self._past = ThreadPoolExecutor(1, "past")
+        self._ends = LastEnd(self._actor, self._recall)
+        self._recalling: tuple[Window, Future[Ending | None]] | None = None
         self._making_up: tuple[datetime, Future[None]] | None = None
         self._failure_seconds = failure_seconds
         self._pauses = False
@@ -129,7 +134,8 @@ class Guard:
             window = self._store.window()
             if window is not None and window.outcome is None:
                 self._refuse()
-                return window
+                return None if self._ends.confirm_anew(self._store, window) else window
+            self._ends.note(self._store, window)
             if window is None or window.opened_at == self._done:
                 self._forget_past()
             elif self._has_made_up(window):
@@ -137,6 +143,27 @@ class Guard:
             return None
 
         return self._try(look, _WINDOW)
+
+    def _recall(self, window: Window) -> Ending | None:
+        """How a window has ended, as the copy knows: a guard that has just begun has seen none end. None if it does not
+        tell in time."""
+
+        def read() -> Ending | None:
+            try:
+                with self._open_copy() as copy:
+                    return copy.find_ending(window) if copy is not None else None
+            except Exception as error:
+                self._complain(error, "copy")
+                return None
+
+        if self._recalling is None or self._recalling[0] != window:
+            self._recalling = window, self._past.submit(read)
+        asked = self._recalling[1]
+        wait([asked], RECALL_SECONDS)
+        if not asked.done():
+            return None
+        self._recalling = None
+        return asked.result()
 
     def _has_made_up(self, window: Window) -> bool:
         """Whether what is due since that window has ended is done. It is done in a thread of its own: who writes to the
@@ -237,6 +264,7 @@ class Guard:
                 return None  # the deadline counts; but one that is open has to be watched over now
             return last
         if last.outcome is not None:
+            self._try(lambda: self._ends.note(self._store, last), "end")
             return last
         self._pauses = self._find_pause(last)
         return None
@@ -320,6 +348,9 @@ class Guard:
         """Undo the window in the database, unless that is done; what puts the kernel right now, None if it may stay as
         it is. Raises StoreError."""
         self._refuse()
+        last = self._store.window()
+        if last is not None and last.opened_at == window.opened_at and self._ends.confirm_anew(self._store, last):
+            return None
         ended = self._store.expire(window, self._actor, self._store.now()) or self._store.window()
         if ended is None or ended.opened_at != window.opened_at:
             return partial(self._follow, window.is_forgotten(ended))
@@ -457,6 +488,7 @@ class Guard:
                     self._pause_copy(copy)
                 elif not self._make_kernel().controlled():
                     self._renew(copy)
+                copy.note_window(self._store, window)
         except Exception as error:
             self._complain(error, "copy")
             self._copy_at = read_clock() + COPY_SECONDS

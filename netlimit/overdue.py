@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from netlimit.confirmed import Ending, LastEnd
 from netlimit.kernel.base import Kernel
 from netlimit.records import Actor, Outcome, Window
 from netlimit.teardown import restore_nothing
@@ -28,10 +29,18 @@ def read_clock() -> float:
 
 class Overdue:
     """Watches over the window of confirmation, for the gateway `host`. In the database a window is undone once, however
-    many see that it is overdue; in the kernel each gateway does its part."""
+    many see that it is overdue; in the kernel each gateway does its part. One that is open again though it was
+    confirmed is confirmed anew: besides what was seen here, the copy may know that (`recall`)."""
 
-    def __init__(self, host: str, clock: Callable[[], float] = read_clock) -> None:
+    def __init__(
+        self,
+        host: str,
+        clock: Callable[[], float] = read_clock,
+        recall: Callable[[Window], Ending | None] = lambda window: None,
+    ) -> None:
         self._host = host
+        self._actor = Actor(f"controller of {host}")
+        self._ends = LastEnd(self._actor, recall)
         self._clock = clock
         self._window: Window | None = None
         self._end = 0.0
@@ -41,7 +50,7 @@ class Overdue:
         """See whether a window is open, or has ended; undo one that has been over for so many seconds, for then its
         guard hangs, or cannot have done it. What comes back into force in the kernel the next pass takes in. Raises
         StoreError, KernelError."""
-        last = store.window()
+        last = self._find_last(store)
         if last is not None and last.outcome is None:
             self._follow(last, store)
         elif self._window is not None:
@@ -59,9 +68,18 @@ class Overdue:
     def note(self, store: Store) -> None:
         """See whether a window is open: asked after rules were read and before they are written, lest they be taken for
         what holds though the database goes away at once. Raises StoreError."""
-        last = store.window()
+        last = self._find_last(store)
         if last is not None and last.outcome is None:
             self._follow(last, store)
+
+    def _find_last(self, store: Store) -> Window | None:
+        """The last window. One that is followed is looked at once more before it is undone."""
+        last = store.window()
+        if last is None or last.outcome is not None:
+            self._ends.note(store, last)
+            return last
+        is_followed = self._window is not None and self._window.opened_at == last.opened_at
+        return store.window() if not is_followed and self._ends.confirm_anew(store, last) else last
 
     def record(self, store: Store) -> None:
         """Have a database that is away, as far as is known, undo a window that is over, if it does not know yet that it
@@ -76,7 +94,10 @@ class Overdue:
         now = store.now()
         if not self._is_late() and window.left(now) > 0:
             return False  # its end was reckoned from an answer that took long, or the database's clock was set back
-        ended = store.expire(window, Actor(f"controller of {self._host}"), now)
+        last = store.window()
+        if last is not None and last.opened_at == window.opened_at and self._ends.confirm_anew(store, last):
+            return False  # the next look finds it confirmed
+        ended = store.expire(window, self._actor, now)
         if ended is not None and not patience:
             log.warning("The window of confirmation that %s has opened is over: revision %d has come back as revision "
                         "%s.", window.actor, window.base, ended.revision)  # fmt: skip

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
+from netlimit.confirmed import Ending, is_confirmed, read_ending
 from netlimit.custody import acting_for
 from netlimit.errors import Slow, StoreError
 from netlimit.forgotten import NOTHING, Held, find_forgotten
@@ -22,7 +23,7 @@ from netlimit.origins import Origin, has_word, is_same
 from netlimit.records import Actor, Changes, Exceptional, HostStatus, Pause, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
-from netlimit.store import audit, clock, hosts, numbers, roots, rules, tables, windows
+from netlimit.store import audit, clock, endings, hosts, numbers, roots, rules, tables, windows
 from netlimit.store.engine import MEMORY
 from netlimit.store.errors import NoSuchRevision
 from netlimit.store.faults import Damaged, TooNew
@@ -94,6 +95,7 @@ class Replica(Store):
         self._paused = False
         self._roots: dict[str, SavedRoot] = {}
         self._held = NOTHING
+        self._ended: tuple[Window, Ending | None] | None = None
 
     def follow(self, source: Store) -> bool:
         """Take over the rules of this gateway, and what a controller must know to write the very same objects again:
@@ -116,6 +118,7 @@ class Replica(Store):
             raise StoreError(forgotten)
         self.note_ends(source)
         before = source.window()
+        self.note_window(source, before)
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
         pause = source.last_pause(self._host) if paused else None
@@ -129,6 +132,8 @@ class Replica(Store):
                 stack.enter_context(closing(every))
             window = source.window()  # asked last: all of this was so before it opened
             if window is not None and window.outcome is None:
+                if is_confirmed(source, window, self.find_ending(window)):
+                    return False  # by whoever confirms it anew; what was before it is not to come back
                 paused = paused or self._host in window.paused
                 self._hold_base(source, window, paused, changes is not None)
                 self.follow_pause(paused, pause)
@@ -366,6 +371,27 @@ class Replica(Store):
                 return audit.has_resumed(connection, pause)
 
         return _try(read, False)
+
+    def note_window(self, source: Store, window: Window | None) -> None:
+        """Keep how the last window of the database has ended, if it has: it may be open again in an older state of it.
+        Raises StoreError."""
+        if window is None or window.outcome is None or (self._ended is not None and self._ended[0] == window):
+            return
+        ending = read_ending(source, window)
+        if ending is not None and ending != self.find_ending(window):
+            with self._writing() as connection:
+                endings.note(connection, self._host, ending)
+        self._ended = window, ending
+
+    def find_ending(self, window: Window) -> Ending | None:
+        """How that window has ended, if this knows; as it was noted last where this cannot be read."""
+
+        def read() -> Ending | None:
+            with self._database.reading() as connection:
+                return endings.find(connection, window)
+
+        noted = self._ended[1] if self._ended is not None else None
+        return _try(read, noted if noted is not None and noted.is_of(window) else None)
 
     def hold(self, snapshot: Snapshot, window: Window | None) -> None:
         """Hold what a snapshot says, instead of all else: as it is applied, or the rules from before a window that has

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from netlimit.records import (
     Exceptional,
     HostStatus,
     LimiterReport,
+    Outcome,
     Pause,
     Reception,
     Repair,
@@ -69,6 +70,7 @@ from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
 from netlimit.store.backup import Label, open_backup, write_backup
 from netlimit.store.census import Alike, sample_meters, sample_selectors, sort_out, take_census
 from netlimit.store.engine import Database, again
+from netlimit.store.errors import NoWindow
 from netlimit.store.faults import Damaged
 from netlimit.store.limits import LimitDocument, LimitHead
 from netlimit.store.restore import Restored, restore
@@ -488,6 +490,12 @@ class Store:
         """Keep what was changed in the open window; with `opened_at`, only in that of this time. Raises NoWindow."""
         with self._changing(actor, Leave.NOTHING) as connection:
             return windows.confirm(connection, as_actor(actor), now, opened_at)
+
+    def confirm_anew(self, window: Window, actor: Actor | str, now: datetime) -> bool:
+        """Confirm a window that was confirmed before, if it is open; whether it is confirmed now."""
+        with suppress(NoWindow):
+            return self.confirm(actor, now, window.opened_at).outcome is Outcome.CONFIRMED
+        return False
 
     @again
     def abandon(

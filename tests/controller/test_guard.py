@@ -896,3 +896,134 @@ def test_an_apply_that_was_killed_half_way_is_undone_by_a_guard_that_comes_later
     assert site.send(CLIENT) == ["drop" if newer else "accept"]
     assert site.send("10.0.0.3") == ["accept"]
     assert site.send("10.0.0.2") == ["drop"]
+
+
+def lose_end(store: Store, **lost: object) -> None:
+    """Let the database be as it was before the last window ended; what else is `lost` stands in the window."""
+    window = store.window()
+    assert window is not None
+    opened = replace(window, outcome=None, ended_at=None, revision=None)
+    with store._database.writing() as connection:
+        windows.write(connection, replace(opened, **lost))  # type: ignore[arg-type]
+
+
+def confirm(guarded: Guarded) -> None:
+    """Confirm the window, and see that the guard has heard of it, and so has the copy."""
+    guarded.site.store.confirm("test", datetime.now(UTC))
+    window = guarded.site.store.window()
+    assert window is not None
+    wait(lambda: knows_end(guarded, window))
+
+
+def knows_end(guarded: Guarded, window: Window) -> bool:
+    with guarded.copy() as copy:
+        return guarded.guard._done == window.opened_at and copy.find_ending(window) is not None
+
+
+def end_later(guarded: Guarded) -> None:
+    """Let another guard run from now on, which has seen nothing."""
+    guarded.stopping.set()
+    guarded.thread.join(PATIENCE)
+    guarded.stopping.clear()
+    guarded.guard = guarded.make_guard()
+    guarded.thread = threading.Thread(target=guarded.guard.run, args=[guarded.stopping.is_set], daemon=True)
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("begins", [False, True])
+def test_what_was_confirmed_is_confirmed_anew_in_a_database_that_has_lost_that(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture, begins: bool, over: bool
+) -> None:
+    """One that is over already would be undone at once."""
+    if over:
+        guarded.site.store.open_window(1, "test", datetime.now(UTC))
+        wait(lambda: guarded.guard.watches)
+        guarded.site.add(target=CLIENT, action="block")
+        guarded.site.controller.sync()
+    else:
+        guarded.cut()
+    confirm(guarded)
+    if begins:
+        end_later(guarded)
+    if over:
+        time.sleep(1.0)
+    guarded.guard.watches = False
+    lose_end(guarded.site.store)
+    if begins:
+        guarded.thread.start()
+    wait(lambda: guarded.outcome is not None)
+    assert guarded.outcome is Outcome.CONFIRMED
+    assert guarded.site.store.select()[1] == 1
+    assert guarded.site.send(CLIENT) == ["drop"]
+    (line, *_) = guarded.site.store.audit()
+    assert (line.action, line.actor) == ("confirm-window", "guard of gw")
+    assert not guarded.guard.watches
+    wait(lambda: "It is confirmed anew" in caplog.text)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("end", [Store.confirm, Store.abandon])
+def test_what_was_undone_or_changed_since_is_not_confirmed_anew(
+    guarded: Guarded, begins: bool, end: Callable[[Store, str, datetime], Window]
+) -> None:
+    """Nor a window of which nobody has seen the end."""
+    guarded.cut()
+    end(guarded.site.store, "test", datetime.now(UTC))
+    window = guarded.site.store.window()
+    assert window is not None
+    wait(lambda: knows_end(guarded, window))
+    if begins:
+        end_later(guarded)
+    guarded.guard.watches = False
+    other = {"opened_at": datetime.now(UTC)} if end is Store.confirm else {}
+    lose_end(guarded.site.store, **other)
+    if begins:
+        guarded.thread.start()
+    wait(lambda: guarded.guard.watches)
+    assert guarded.outcome is None
+    guarded.elapsed.more += LONG
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    assert guarded.site.store.select()[1] == 0
+
+
+@pytest.mark.parametrize("is_another", [False, True], ids=["lacks a change", "another"])
+@pytest.mark.parametrize("begins", [False, True])
+def test_nothing_is_confirmed_anew_in_another_database_or_where_a_change_is_lost(
+    guarded: Guarded, begins: bool, is_another: bool
+) -> None:
+    """What is left of the changes nobody has confirmed."""
+    guarded.cut()
+    confirm(guarded)
+    if begins:
+        end_later(guarded)
+    guarded.guard.watches = False
+    with guarded.site.store._database.writing() as connection:
+        connection.execute(update(tables.clock).values(**({"identity": "other"} if is_another else {"stamp": 7})))
+    lose_end(guarded.site.store)
+    if begins:
+        guarded.thread.start()
+    wait(lambda: guarded.guard.watches)
+    guarded.elapsed.more += LONG
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    assert guarded.site.store.select()[1] == 0
+
+
+def test_a_copy_whose_disk_hangs_keeps_no_window_from_being_watched_over(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = threading.Event()
+
+    @contextmanager
+    def hang() -> Iterator[Replica]:
+        hanging.wait(PATIENCE)
+        with guarded.copy() as copy:
+            yield copy
+
+    monkeypatch.setattr(guarding, "RECALL_SECONDS", 0.2)
+    monkeypatch.setattr(guarded.guard, "_open_copy", hang)
+    try:
+        guarded.cut()
+        guarded.elapsed.more += LONG
+        wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    finally:
+        hanging.set()

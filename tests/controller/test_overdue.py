@@ -526,3 +526,107 @@ def test_a_rule_of_which_it_cannot_be_told_whether_a_window_is_open_is_not_writt
     assert is_open(site)
     site.controller.sync()
     assert site.send(CLIENT) == ["drop"]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_what_was_confirmed_is_not_undone_with_an_older_file_of_the_database(
+    sqlite_url: str, tmp_path: Path, elapsed: Elapsed, begins: bool
+) -> None:
+    """It lacks the confirmation alone, so the gateway goes by it; and its window is over."""
+    with closing(Store(sqlite_url)) as store, closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        site = Site(store)
+        restart(site, replica)
+        cut(site)
+        set_aside(site.store, tmp_path / "older.db")
+        site.store.confirm("test", site.clock())
+        wait(site, lambda: replica.revision() == 1)
+        site.clock.pass_by(hours=1)
+        put_older(site.store, tmp_path / "older.db")
+        if begins:
+            restart(site, replica)
+        tick(site)
+        elapsed.pass_by(3600)
+        wait(site, lambda: find_outcome(site) is not None)
+        assert find_outcome(site) is Outcome.CONFIRMED
+        (line, *_) = site.store.audit()
+        assert (line.action, line.actor) == ("confirm-window", "controller of gw")
+        elapsed.pass_by(3600)
+        for _ in range(3):
+            tick(site)
+        assert not is_open(site)
+        assert (site.store.revision(), replica.revision()) == (1, 1)
+
+
+def test_what_only_the_copy_knows_to_be_confirmed_is_not_undone_either(
+    sqlite_url: str, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    """The guard has heard of it, and told the copy; the controller has not looked meanwhile."""
+    with closing(Store(sqlite_url)) as store, closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        site = Site(store)
+        restart(site, replica)
+        cut(site)
+        set_aside(site.store, tmp_path / "older.db")
+        with closing(open_replica(tmp_path / "controller", "gw")) as copy:
+            copy.note_window(site.store, site.store.confirm("test", site.clock()))
+        put_older(site.store, tmp_path / "older.db")
+        elapsed.pass_by(3600)
+        wait(site, lambda: find_outcome(site) is not None)
+        assert find_outcome(site) is Outcome.CONFIRMED
+        assert not is_open(site)
+
+
+def test_a_copy_does_not_go_back_for_a_window_that_is_confirmed_anew(sqlite_url: str, tmp_path: Path) -> None:
+    with closing(Store(sqlite_url)) as store, closing(open_replica(tmp_path / "controller", "gw")) as replica:
+        site = Site(store)
+        site.add(target="10.0.0.2", action="block")
+        site.store.open_window(3600, "test", site.clock())
+        site.add(target=CLIENT, action="block")
+        set_aside(site.store, tmp_path / "older.db")
+        assert not replica.follow(site.store)
+        assert replica.revision() == 1
+        site.store.confirm("test", site.clock())
+        assert replica.follow(site.store)
+        put_older(site.store, tmp_path / "older.db")
+        assert not replica.follow(site.store)
+        assert replica.revision() == 2
+
+
+def test_what_was_abandoned_is_undone_with_an_older_file_of_the_database(
+    sqlite_url: str, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    with closing(Store(sqlite_url)) as store:
+        site = Site(store)
+        cut(site)
+        set_aside(site.store, tmp_path / "older.db")
+        site.store.abandon("test", site.clock())
+        wait(site, lambda: is_open(site))
+        site.clock.pass_by(hours=1)
+        put_older(site.store, tmp_path / "older.db")
+        tick(site)
+        elapsed.pass_by(3600)
+        wait(site, lambda: find_outcome(site) is Outcome.EXPIRED)
+        wait(site, lambda: is_open(site))
+
+
+def restart(site: Site, replica: Replica) -> None:
+    site.controller = Controller(site.store, site.kernel, Setup("gw", "fake"), site.clock, replica)
+
+
+def set_aside(store: Store, path: Path) -> None:
+    """Keep the file as it is now."""
+    assert store.path is not None
+    with closing(sqlite3.connect(store.path)) as now, closing(sqlite3.connect(path)) as aside:
+        now.backup(aside)
+
+
+def put_older(store: Store, path: Path) -> None:
+    """Put an older file in the place of the database's."""
+    assert store.path is not None
+    store.close()
+    store.path.unlink()
+    path.rename(store.path)
+
+
+def find_outcome(site: Site) -> Outcome | None:
+    window = site.store.window()
+    return window.outcome if window else None
