@@ -52,9 +52,11 @@ class Gateway:
     # -- the controller
 
     def start(self, *command: str) -> None:
-        """Start the controller, or what stands for it; it has applied everything on return."""
+        """Start the controller, or what stands for it; it has applied everything on return, and looked at what others
+        have here: until then what was told of rules before stands."""
         self.launch(*command)
-        self.wait_until_applied()
+        self.wait_until_taken_in()
+        self.wait(lambda: self._find_told() == [], "nothing to be said of rules")
 
     def launch(self, *command: str) -> subprocess.Popen[str] | warm.Started:
         """Start it and do not wait. A module has its imports done already; any other command of Python's has not."""
