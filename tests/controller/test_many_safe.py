@@ -16,7 +16,8 @@ def come(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have many clients of the API, and many SSH sessions, all at once."""
     where = site.kernel.addresses()
     monkeypatch.setattr(site.kernel, "addresses", lambda: Addresses(where.own, tuple(MANY), where.doors))
-    monkeypatch.setattr(site.store, "clients", lambda host: [each.replace("1", "2", 1) for each in MANY])
+    clients = {each.replace("1", "2", 1): 0.0 for each in MANY}
+    monkeypatch.setattr(site.store, "clients", lambda host: clients)
 
 
 @pytest.mark.parametrize("size", [8, 64, 300])
