@@ -645,9 +645,8 @@ class Controller:
         lasts = self._find_slowness() if isinstance(error, Slow) else 0.0
         self._outage = Outage(self._begin_exchange, self._end_exchange, self._try_database, lasted, lasts)
         self._store = self._replica
-        self._due["structure"] = self._due["trees"] = (
-            0.0  # what is wrong in the kernel must not have waited for nothing
-        )
+        # What is wrong in the kernel must not have waited for nothing.
+        self._due["structure"] = self._due["trees"] = 0.0
         self._try_report(last_error=str(error), refused=self._forgotten)
         return True
 
