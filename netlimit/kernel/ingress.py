@@ -204,12 +204,13 @@ def _find_acting(hook: int, matches: Callable[[str, bytes], bool]) -> dict[str, 
 
 def _read_filters(hook: int) -> Iterator[tuple[int, TcMessage]]:
     """All filters at a hook, each with its device, which one of a block that is shared does not tell itself; what
-    leaves comes to those of the root qdisc next."""
+    leaves comes to those of the root qdisc next. An "ingress" has none there, but names those it has for any hook."""
     hanging = (clsact.CLSACT, rtnetlink.ROOT) if hook == _EGRESS else clsact.HELD
+    without = (*_UNFILTERED, "ingress") if hook == _EGRESS else _UNFILTERED
     for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=hanging):
         kind = _read_text(qdisc.attributes.get(_KIND, b""))
         where = hook if kind in ("clsact", "ingress") else _ROOT_QDISC
-        if kind not in _UNFILTERED:
+        if kind not in without:
             for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, where):
                 yield qdisc.device, each
 

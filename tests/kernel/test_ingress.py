@@ -1037,6 +1037,20 @@ def test_what_filters_of_others_do_with_what_leaves_is_told(network: Network, wa
 COPY = ("mirred", "egress", "mirror", "dev", "g1")
 
 
+@pytest.mark.parametrize("way", LEAVING)
+def test_what_filters_of_others_do_with_what_comes_in_is_not_told_of_what_leaves(network: Network, way: str) -> None:
+    """A qdisc "ingress" has filters for what comes in alone, and names them for every hook."""
+    gateway = network.gateway
+    gateway.run("ip", "link", "add", "plain", "type", "ifb")
+    try:
+        gateway.run("tc", "qdisc", "add", "dev", "plain", "ingress")
+        place = ("dev", "plain", "parent", "ffff:", "pref", "10", "protocol", "ip")
+        gateway.run("tc", "filter", "add", *place, "u32", "match", "u32", "0", "0", "action", *way.split())
+        assert leaving(gateway) == {}
+    finally:
+        gateway.run("ip", "link", "del", "plain")
+
+
 def leaving(gateway: RemoteKernel) -> dict[str, dict[str, str]]:
     asks = (
         "import json\nfrom netlimit.kernel.ingress import find_diverting, find_returning\n"

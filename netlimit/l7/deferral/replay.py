@@ -77,8 +77,10 @@ class Replayer:
         self._trying: dict[asyncio.Task[None], str] = {}
         """Those that take a place, each by the network of its client: an application that goes on after its answer
         takes none."""
-        self._unwritten: set[str] = set()
-        """Requests of which the end cannot be written yet, by id."""
+        self._at_work: set[str] = set()
+        """Requests that are being tried, by id."""
+        self._ended: set[str] = set()
+        """Requests that have ended since the backlog was last asked for one, by id."""
         self._pauses: dict[str, float] = {}
         """How long requests stand aside the next time, by id."""
         self._running: asyncio.Task[None] | None = None
@@ -140,13 +142,24 @@ class Replayer:
         is one for another, though several be slow."""
         while not self._ending and (free := _AT_ONCE - len(self._trying)):
             places = Counter(self._trying.values())
+            self._ended.clear()
             claim = await self._backlog.claim(self._clock(), places, min(_AT_ONCE_OF_ONE, free))
             if claim is None:
                 return
-            task = asyncio.create_task(self._try(claim))
-            self._tasks.add(task)
-            self._trying[task] = claim.request.network
-            task.add_done_callback(self._end_try)
+            if not self._has(claim.request):
+                self._begin(claim)
+
+    def _has(self, request: Deferred) -> bool:
+        """Whether a claim is of what is being tried here, or has ended since that claim was asked for: a lease that
+        nobody could renew in time (the machine slept, nothing could be written) has ended meanwhile."""
+        return request.id in self._at_work or request.id in self._ended
+
+    def _begin(self, claim: Claim) -> None:
+        self._at_work.add(claim.request.id)
+        task = asyncio.create_task(self._work(claim))
+        self._tasks.add(task)
+        self._trying[task] = claim.request.network
+        task.add_done_callback(self._end_try)
 
     def _end_try(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -159,10 +172,14 @@ class Replayer:
             self._trying.pop(task, None)
         self._stirred.set()
 
+    async def _work(self, claim: Claim) -> None:
+        try:
+            await self._try(claim)
+        finally:
+            self._at_work.discard(claim.request.id)
+
     async def _try(self, claim: Claim) -> None:
         request, tries = claim
-        if request.id in self._unwritten:  # its lease has ended meanwhile
-            return None
         if tries > self._tries:
             return await self._finish(request, State.FAILED, None, "Each try has ended with whoever made it.")
         if request.expires <= self._clock():
@@ -309,18 +326,16 @@ class Replayer:
         """Write a request's end, if need be when that can be done again: what has been answered is not sent once
         more, as it would be when its lease has ended."""
         self._pauses.pop(request.id, None)
-        self._unwritten.add(request.id)
-        try:
-            while True:
-                try:
-                    return await self._backlog.finish(request, state, self._clock(), reply, reason)
-                except BacklogUnavailable as error:
-                    if self._ending:
-                        raise
-                    self._outage.begin(error)
-                await asyncio.sleep(_LOOK)
-        finally:
-            self._unwritten.discard(request.id)
+        while True:
+            try:
+                await self._backlog.finish(request, state, self._clock(), reply, reason)
+            except BacklogUnavailable as error:
+                if self._ending:
+                    raise
+                self._outage.begin(error)
+            else:
+                return self._ended.add(request.id)
+            await asyncio.sleep(_LOOK)
 
     async def _expire(self, request: Deferred) -> None:
         await self._finish(request, State.EXPIRED, None, "It was not its turn in time.")

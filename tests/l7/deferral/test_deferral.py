@@ -514,6 +514,38 @@ async def test_what_a_leaky_bucket_delays_is_nobody_elses_meanwhile(either: Back
     assert (report.state, report.tries, len(recorder.served)) == (State.DONE, 1, 1)
 
 
+class Taking(Recorder):
+    """An application that takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(self._seconds)
+        await super().__call__(scope, receive, send)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.5], ids=["it ends meanwhile", "it goes on"])
+async def test_what_is_being_sent_is_not_sent_again_though_its_lease_ends(
+    either: Backlog, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Whoever sends it could not renew that in time: the machine slept, or the backlog was slow, or its disk full."""
+    assert isinstance(either, SqliteBacklog | RedisBacklog)
+    either.lease, app, waiting, claim = 0.5, Taking(seconds), make_request(), either.claim
+
+    async def claim_slowly(*asked: Any) -> Claim | None:
+        claimed = await claim(*asked)
+        await asyncio.sleep(0.6 if claimed else 0)
+        return claimed
+
+    monkeypatch.setattr(either, "claim", claim_slowly)
+    async with replaying(either, app, waiting):
+        assert (await find_end(either, waiting)).state is State.DONE
+        await asyncio.sleep(2.0)
+    assert len(app.served) == 1
+
+
 async def stop_at_once(either: Backlog, limiter: Limiter, reached: asyncio.Event, waiting: Deferred) -> None:
     """End a replayer as soon as something is reached, as SIGTERM does after a while."""
     await either.put(waiting)
