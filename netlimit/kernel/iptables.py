@@ -122,8 +122,8 @@ class TableReader:
             found = _find_own(family, tables)
             self._marks[family] = _find_marks(family, tables)
             self.held[family] = _find_held(family, tables)
-            if digest_tables(family) == digest:  # else somebody writes at this moment
-                self._known[family] = digest, found
+            # Who writes at this moment may bring back what was known before: then it is read once more.
+            self._known[family] = digest if digest_tables(family) == digest else b"", found
         return found
 
     def read_marks(self, family: int) -> Marking:

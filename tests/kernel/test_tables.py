@@ -54,3 +54,30 @@ def test_a_host_that_has_no_tables_of_a_family_has_nothing_of_ours(untouched: Re
     words = ("unshare", "-m", "sh", "-c", hidden, "sh")
     assert "False" in untouched.run(*words, "import os; print(os.path.exists('/proc/net/ip_tables_names'))")
     assert untouched.run(*words, READ.format(family=family)) == "({}, {})\n"
+
+
+BACK_AT_ONCE = """
+import subprocess
+from netlimit.kernel import iptables
+def change(how):
+    rule = f"iptables-legacy -t mangle {how} OUTPUT -j MARK --set-mark 1"
+    subprocess.run(rule.split(), check=True)
+def read_and_put_back(family, only=None):
+    found = read_printed(family, only)
+    change("-A")
+    return found
+change("-A")
+reader, read_printed = iptables.TableReader(), iptables.read_printed
+reader.read(4)
+change("-D")
+iptables.read_printed = read_and_put_back
+reader.read(4)
+iptables.read_printed = read_printed
+reader.read(4)
+print(*reader.read_marks(4).lines)
+"""
+
+
+def test_what_goes_and_is_back_while_it_is_read_is_not_taken_for_gone(untouched: RemoteKernel) -> None:
+    """Then the tables are what they were when they were last read to the end."""
+    assert untouched.run("python3", "-c", BACK_AT_ONCE) == "mangle -A OUTPUT -j MARK --set-xmark 0x1/0xffffffff\n"
