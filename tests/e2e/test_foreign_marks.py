@@ -166,6 +166,7 @@ def test_whoever_leaves_our_bits_alone_where_a_limit_stands_keeps_it_from_nothin
     with loaded(lab, *commands):
         (rule,) = gateway.add({**where, **REJECTED})
         gateway.wait(lambda: not any(mask & theirs for mask in bits_in_use(lab)), "other bits")
+        gateway.wait_for_state(rule, State.APPLIED)  # some seconds, where two of those before were in the way
         assert pass_through(lab, where) == 5
         assert gateway.state(rule)[0] is State.APPLIED
         assert gateway.count(rule).dropped_packets >= 95
