@@ -22,6 +22,8 @@ _TEXTS = (
 """What makes an address of a part of one."""
 _LIKE_ADDRESS = re.compile(r"[0-9*]*\.[0-9.*]*(?::\d+)?(?:/\d*)?|[0-9A-Fa-f*]*:[0-9A-Fa-f:.*]*(?:/[0-9*]*)?")
 _ZEROS = re.compile(r"(?<![0-9a-f*])0+(?=[0-9a-f])")
+_UNSAID = re.compile(r"//|/\.(?:/|$)")
+"""Parts of a path that stand for none."""
 _HEADER = re.compile(r"[A-Z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)+")
 
 
@@ -70,11 +72,12 @@ def _find_plain(key: str, value: str) -> str:
 
 
 def _find_plain_path(value: str) -> str:
-    """A path may mean two things where there is `..` in it: a pattern of either is one that fits."""
+    """A path may mean two things where there is `..` in it: a pattern of either is one that fits. One with `.` or empty
+    parts fits what is written so alone, which is hardly what is meant."""
     before = "/" if value.startswith("*") else ""
     wanted = before + value.replace("*", _ANY)
     readings = read_written(wanted.encode("utf-8", "surrogatepass"))
-    found = wanted if wanted in readings else readings[0]
+    found = wanted if wanted in readings and not _UNSAID.search(wanted) else readings[0]
     return found.removeprefix(before).replace(_ANY, "*")
 
 

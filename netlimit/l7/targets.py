@@ -22,7 +22,7 @@ _NOT_SENT = re.compile(rb"[^!-~]|%(?![0-9A-Fa-f]{2})")
 MOST_PARTS, LONGEST = 128, 2048
 """So many parts and letters has a path at most of which servers may make several paths: to find these takes time for
 each."""
-MOST_MEANINGS = 5
+MOST_MEANINGS = 8
 """So many paths servers may make of one at most: each has limits, and counters that are asked."""
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT = 2
@@ -31,6 +31,7 @@ _AUTHORITY_END = re.compile(rb"[/?#\\,]")
 """What ends one, to URLs of browsers (WHATWG) as well; and a comma, where several fields have been made one."""
 _HOST = re.compile(r"[/\\]{2,}[^/\\]*")
 _HOST_SENT = re.compile(rb"//[^/]*")
+_SLASHES = re.compile(r"/{2,}")
 _PARAMETERS = re.compile(r";[^/]*")
 _PARAMETERS_SENT = re.compile(rb";[^/]*")
 codecs.lookup("unicode_escape")  # while its file may be read: the API has given up root when it decodes its first path
@@ -143,13 +144,18 @@ def decode(text: bytes) -> str:
 
 def is_plain(path: str) -> bool:
     """Whether a decoded path means one thing alone, as most do; looked at before all else, for it takes no time."""
-    found = "/." in path or ";" in path or "\\" in path or "\n" in path or ".php/" in path
-    return not found and not path.startswith("//")
+    return "//" not in path and not _is_crooked(path)
 
 
 def is_ambiguous(path: str) -> bool:
     """Whether a decoded path may mean several things, and has more parts or letters than are looked at."""
-    return not is_plain(path) and (len(path) > LONGEST or sum(map(path.count, "/\\;")) > MOST_PARTS)
+    return _is_crooked(path) and (len(path) > LONGEST or sum(map(path.count, "/\\;")) > MOST_PARTS)
+
+
+def _is_crooked(path: str) -> bool:
+    """Whether a decoded path may mean more than itself, with and without its empty parts; which is soon found."""
+    found = "/." in path or ";" in path or "\\" in path or "\n" in path or ".php/" in path
+    return found or path.startswith("//")
 
 
 def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
@@ -157,14 +163,16 @@ def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
 
     Where there are `..` in it, that is the path to which a server comes that does not know what they mean; and with
     `//`, too, the one to which it leads where a `..` takes an empty part away (RFC 3986, 5.2.4: Jetty, browsers). Where
-    `.` or `..` are at its end, it is the path without a `/` there, as Tomcat reads it. Where there are `;`, it is the
-    path without them and what follows in each part, as Java's servers read it: also where a proxy has resolved `..`
-    before, and where they have been cut off of what was `sent`, before it was decoded, if that is given. A newline at
-    the end is not seen where routes are regular expressions that end in `$` (Starlette, PCRE), and a `\\` is a `/` to
-    who reads a URL as browsers do (WHATWG URL, 4.4). What follows `//` at the beginning is a host to those who read it
-    against a base (RFC 3986, 4.2), and the path is what comes behind it, where the host ends at the first `/` or `\\`,
-    or at the first `/` of what was sent (`urlsplit` of Python, `parse_url` of PHP). A script of PHP is run for what
-    stands behind it as well, which some applications take for the path (PATH_INFO: RFC 3875, 4.1.5).
+    `.` or `..` are at its end, it is the path without a `/` there, as Tomcat reads it. Where there are `.` or empty
+    parts, it is the path with them as well: a route may take each part as a parameter, `.` too (`_list_unresolved`).
+    Where there are `;`, it is the path without them and what follows in each part, as Java's servers read it: also
+    where a proxy has resolved `..` before, and where they have been cut off of what was `sent`, before it was decoded,
+    if that is given. A newline at the end is not seen where routes are regular expressions that end in `$` (Starlette,
+    PCRE), and a `\\` is a `/` to who reads a URL as browsers do (WHATWG URL, 4.4). What follows `//` at the beginning
+    is a host to those who read it against a base (RFC 3986, 4.2), and the path is what comes behind it, where the host
+    ends at the first `/` or `\\`, or at the first `/` of what was sent (`urlsplit` of Python, `parse_url` of PHP). A
+    script of PHP is run for what stands behind it as well, which some applications take for the path (PATH_INFO: RFC
+    3875, 4.1.5).
     """
     readings = [path]
     if found := _HOST.match(path):
@@ -205,7 +213,16 @@ def _list_dotted(path: str) -> list[str]:
             found.append(resolve(_remove_dots(path)))
     if path.endswith(("/.", "/..")):
         found.append(found[0].rstrip("/") or "/")
-    return found
+    return found + _list_unresolved(path if path.startswith("/") else f"/{path}")
+
+
+def _list_unresolved(path: str) -> list[str]:
+    """A decoded path as it is to a router that takes `.`, `..` and empty parts as it takes others (Starlette, Django,
+    Express), so that a `*` fits where they are its parameters; and where there are both, without one kind as well:
+    Litestar and Rails make one `/` of several alone, Envoy and URLs of browsers resolve dots alone."""
+    if "/." in path and "//" in path:
+        return [path, _SLASHES.sub("/", path), _remove_dots(path)]
+    return [path]
 
 
 def resolve(path: str) -> str:
@@ -218,7 +235,7 @@ def _remove_dots(path: str) -> str:
     """A decoded path without `.` and `..`, each of which takes one part away, an empty one as well."""
     parts: list[str] = []
     for part in path.split("/"):
-        if part == ".." and parts:
+        if part == ".." and len(parts) > 1:  # the first is what stands before the path
             parts.pop()
         elif part not in (".", ".."):
             parts.append(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 from textwrap import dedent
 from typing import Any
@@ -493,7 +494,8 @@ def test_a_key_that_is_told_otherwise_is_warned_of(key: str, told: str) -> None:
     st.integers(0, 12),
 )
 def test_what_fits_something_that_is_told_is_not_warned_of(key: str, told: str, start: int, end: int) -> None:
-    for plain in read_paths(told.encode()) if key == "path" else [PLAIN[key](told.encode())]:
+    readings = read_paths(told.encode()) if key == "path" else [PLAIN[key](told.encode())]
+    for plain in [each for each in readings if key != "path" or not re.search(r"//|/\.(/|$)", each)]:
         pattern = f"{plain[:start]}*{plain[max(start, end) :]}"
         assert make_pattern(key, pattern).fits(Entry(key, plain))
         is_name = key == "host" and not {*"[]"} & {*plain}

@@ -7,15 +7,18 @@ import sys
 import time
 from contextlib import suppress
 from io import BytesIO
+from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from wsgiref.simple_server import WSGIRequestHandler
 
 import pytest
+from fastapi import FastAPI
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from netlimit.l7.document import parse_document
 from netlimit.l7.forms import find_misfit
+from netlimit.l7.patterns import make_pattern
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.targets import (
     LONGEST,
@@ -72,14 +75,41 @@ def test_what_it_means_stays(target: str, path: str) -> None:
 
 def test_what_servers_read_in_two_ways_is_both() -> None:
     assert read_paths(b"/files/../x") == ("/x", "/files/../x")
-    assert read_paths(b"/files/./%2e%2E//x?a=/../") == ("/x", "/files/../x")
+    assert read_paths(b"/files/%2e%2E/x?a=/../") == ("/x", "/files/../x")
     assert read_paths(b"/files/x..y/..z") == ("/files/x..y/..z",)
     assert read_paths(b"%ff/../%00") == ("/\x00", "/\ufffd/../\x00")
-    assert read_paths(b"/./a/..///././") == ("/", "/a/../")
-    assert read_paths(b"/a/../b//.") == ("/b/", "/a/../b/", "/b")
-    assert read_paths(b"/login/.") == read_paths(b"/login/x/..")[::2] == ("/login/", "/login")
-    assert read_paths(b"/login/./") == ("/login/",)
-    assert read_paths(b"/a/./../..") == ("/", "/a/../..")
+    assert read_paths(b"/login/.") == ("/login/", "/login", "/login/.")
+    assert read_paths(b"/login/x/..") == ("/login/", "/login/x/..", "/login")
+    assert read_paths(b"/a/../..") == ("/", "/a/../..")
+
+
+def test_what_stands_for_no_part_may_be_one() -> None:
+    """A route takes any part of a path as a parameter; others have resolved `.` and `..` before, or made one `/` of
+    several."""
+    assert read_paths(b"/./login") == read_paths(b"/%2e/login") == ("/login", "/./login")
+    assert read_paths(b"/files//raw") == read_paths(b"/files/%2fraw") == ("/files/raw", "/files//raw")
+    assert read_paths(b"/login/./") == ("/login/", "/login/./")
+    assert read_paths(b"//a/./b") == ("/a/b", "//a/./b", "/a/./b", "//a/b", "/b", "/./b")
+    assert read_paths(b"/..//login") == ("/login", "/../login", "/..//login", "//login")
+    assert read_paths(b"/a/../b//.") == ("/b/", "/a/../b/", "/b", "/a/../b//.", "/a/../b/.", "/b//")
+    assert {"/x", "/files/../x", "/files/./..//x", "//x"} <= {*read_paths(b"/files/./%2e%2E//x")}
+    assert {"/", "/a/../", "/./a/..///././"} <= {*read_paths(b"/./a/..///././")}
+    assert read_paths(b"/a/./../..") == ("/", "/a/../..", "/a/./../..")
+
+
+@pytest.mark.parametrize("target", ["/./login", "/%2e/login", "/%2f/login", "/%2F%2f/login", "/.%2f/login", "//login",
+                                    "/%2e%2f/login", "/%2e%2e%2f/login", "/../login", "/.;/login", "/;x/login",
+                                    "/./;/login", "/x/..//./login", "/\\/login", "/./login%0a"])  # fmt: skip
+def test_a_pattern_fits_a_parameter_whatever_it_is(target: str) -> None:
+    """Of `/{lang}/login`, to which Express, say, parts a path before it decodes it."""
+    assert any(make_pattern("path", "/*/login").fits(("path", each)) for each in read_paths(target.encode()))
+
+
+@pytest.mark.parametrize("target", ["/a/./c", "//a/./c", "/./x/../a//c", "/a//c", "/./a//c", "/x/../a//c", "//./a//c",
+                                    "/a/.//c", "/a/%2f/c"])  # fmt: skip
+def test_so_it_does_where_the_rest_is_resolved_or_merged(target: str) -> None:
+    """By Litestar and Rails, which make one `/` of several alone, or by a URL of JavaScript, which leaves these."""
+    assert any(make_pattern("path", "/a/*/c").fits(("path", each)) for each in read_paths(target.encode()))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +143,7 @@ def test_parameters_may_be_cut_off_before_or_after_all_else(target: str, direct:
 
 @pytest.mark.parametrize(
     "target",
-    ["/login%0a", "/login%0A?x", "//x/../login%0a", "http://h/login%0a", "/\\login", "\\login", "/x\\..\\login",
+    ["/login%0a", "/login%0A?x", "/x/../login%0a", "http://h/login%0a", "/\\login", "\\login", "/x\\..\\login",
      "/x%5c..%5Clogin", "/x/..\\.\\login", "/x\\../login%0a"],
 )  # fmt: skip
 def test_a_path_has_the_limits_of_what_routers_of_one_language_make_of_it_too(target: str) -> None:
@@ -121,7 +151,7 @@ def test_a_path_has_the_limits_of_what_routers_of_one_language_make_of_it_too(ta
     JavaScript."""
     paths = read_paths(target.encode())
     assert "/login" in paths
-    assert len(paths) <= 5
+    assert len(paths) <= MOST_MEANINGS
 
 
 @pytest.mark.parametrize(
@@ -148,7 +178,7 @@ def test_what_begins_with_a_host_may_be_what_follows(target: str) -> None:
     which a host ends at the first `/` of what was sent."""
     paths = read_paths(target.encode())
     assert "/login" in paths
-    assert len(paths) <= 5
+    assert len(paths) <= MOST_MEANINGS
 
 
 @given(st.lists(st.sampled_from(["%2f", "%5c", "%3f", "%23", "%6c", "\\", "x", ":", "@"])).map("".join))
@@ -269,14 +299,24 @@ def test_a_path_that_may_mean_too_much_is_not_read(part: bytes) -> None:
 
 def test_a_path_that_may_mean_many_things_is_not_read() -> None:
     """Each of them has limits, and counters that are asked: with seven keys and Redis those of twelve took 3 ms."""
-    for target in (b"//x/.php/a/..;//b%3b.php/x\\a%5c%0a", b"//x/..\\/..;/a.php/b", b"/a;1/.php/..;/b%0a"):
-        with pytest.raises(Ambiguous, match="more than 5 paths"):
+    for target in (
+        b"//x/.php/a/..;//b%3b.php/x\\a%5c%0a",
+        b"//x/..\\/..;/a.php/b",
+        b"//x/../login%0a",
+        b"//a;1/.php/..;/b",
+    ):
+        with pytest.raises(Ambiguous, match="more than 8 paths"):
             read_paths(target)
 
 
 def test_a_path_that_means_one_thing_may_have_many_parts() -> None:
-    for target in (b"/a" * 4000, b"/%61" * 2000, b"/a//b" * 1000, b"/%ED%95%9C" * 2000, b"/a" * 4000 + b"?;/../"):
+    for target in (b"/a" * 4000, b"/%61" * 2000, b"/%ED%95%9C" * 2000, b"/a" * 4000 + b"?;/../"):
         assert len(read_paths(target)) == 1
+
+
+def test_one_that_has_empty_parts_too() -> None:
+    """They have a URL within themselves, some of them."""
+    assert read_paths(b"/a//b" * 1000) == ("/a/b" * 1000, "/a//b" * 1000)
 
 
 @pytest.mark.parametrize(
@@ -334,6 +374,69 @@ def test_the_middleware_compares_so_too() -> None:
         assert (await ask(app, "/files/x")).status == 200
         assert [(await ask(app, "/files/../z")).status for _ in range(2)] == [200, 429]
         assert (await ask(app, "/static/a.css")).status == 200
+
+    run(main())
+
+
+PARAMETERS = """
+domain: app
+descriptors:
+  - {key: path, value: /*/login, share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: path, value: /files/*/raw, share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: path, value: /plain, rate_limit: {unit: minute, requests_per_unit: 2}}
+"""
+
+
+def make_site() -> FastAPI:
+    site = FastAPI()
+
+    @site.get("/{lang}/login")
+    @site.get("/files/{name:path}/raw")
+    @site.get("/plain")
+    @site.get("/static/{name:path}")
+    async def answer() -> str:
+        return "in"
+
+    return site
+
+
+@pytest.mark.parametrize(
+    ("within", "around"),
+    [
+        ("/en/login", ["/./login", "/%2e/login", "/../login", "/.%2f/login"]),
+        ("/files/x/raw", ["/files//raw", "/files/./raw", "/files/%2fraw", "/files/.//raw", "/files/%2f/raw"]),
+    ],
+)
+def test_the_middleware_limits_a_route_whatever_its_parameter_is(within: str, around: list[str]) -> None:
+    rules = RuleSet({"app": parse_document(PARAMETERS).root})
+
+    async def main() -> None:
+        site = make_site()
+        app = limited(limits=lambda: rules, domain="app", app=site)
+
+        async def send(to: Any, target: str) -> int | None:
+            return (await ask(to, unquote(target), raw_path=target.encode())).status
+
+        assert await send(app, within) == 200
+        for target in around:
+            assert await send(site, target) in (200, 404), "some of them are for another router"
+        assert [await send(app, target) for target in around][2:] == [429] * (len(around) - 2)
+        assert await send(app, within) == 429
+
+    run(main())
+
+
+def test_the_middleware_counts_once_what_is_one_request() -> None:
+    rules = RuleSet({"app": parse_document(PARAMETERS).root})
+
+    async def main() -> None:
+        app = limited(limits=lambda: rules, domain="app", app=make_site(), exempt=["/static/*", "/plain"])
+        for path in ("/static/./a", "/static//a"):
+            assert [(await ask(app, path)).headers.get("ratelimit") for _ in range(2)] == [None] * 2
+        app = limited(limits=lambda: rules, domain="app", app=make_site(), exempt=["/files/x/*"])
+        assert [(await ask(app, "/files/a//b/raw")).status for _ in range(4)] == [200, 200, 200, 429]
+        assert [(await ask(app, "/plain")).status for _ in range(3)] == [200, 200, 429]
+        assert [(await ask(app, "/x/../files/x//raw")).status for _ in range(2)] == [429] * 2, "exempt by one reading"
 
     run(main())
 

@@ -85,6 +85,13 @@ def test_a_path_that_means_two_things_has_the_limits_of_both(http: httpx.Client,
     assert [ask(http, "key=remote_address,path", **headers).status_code for _ in range(2)] == [200, 403]
 
 
+@pytest.mark.parametrize("part", [".", "%2e", "", "%2f", ".%2f", "%2e%2f", "..", "%2e%2e%2F", ".;"])
+def test_a_limit_of_any_part_of_a_path_is_one_of_dots_too(http: httpx.Client, client: str, part: str) -> None:
+    """A route takes them as a parameter."""
+    headers = {"X_Forwarded_For": client, "X_Forwarded_Uri": f"/reports/{part}/all"}
+    assert [ask(http, "key=remote_address,path", **headers).status_code for _ in range(2)] == [200, 403]
+
+
 @pytest.mark.parametrize(
     ("uri", "status"),
     [("/open/x", 200), ("/open/a/../x", 200), ("/open/../x", 403), ("/x/../open/y", 403), ("/x", 403)],
