@@ -11,6 +11,8 @@ from netlimit.l7.targets import find_meanings, find_sent
 
 APART = "netlimit.root_paths"
 """Where the scope of a request has further root paths, those of applications that it may come to."""
+MOUNTED = "netlimit.mounted"
+"""Where it has the paths at which applications are mounted in others."""
 
 
 Scope = Mapping[str, Any]
@@ -26,7 +28,7 @@ def find_below(scope: Scope) -> tuple[str, ...]:
     """What the path of a request may mean to those who take its root path away, each in its plain form: from where it
     is (Starlette, Django), from whatever begins so (Quart makes `/login` of `/apilogin`), or with all that is before it
     (Litestar makes that of `/x/api/login`). Nothing where it is not there."""
-    return _take_away(find_root(scope), scope)
+    return _find_below(find_root(scope), scope)
 
 
 def list_readings(scope: Scope) -> Iterator[tuple[int, str]]:
@@ -72,7 +74,7 @@ def find_strays(scope: Scope) -> tuple[str, ...]:
     its plain form: who has chosen the path may have written the root path into it."""
     found = () if is_below(scope) else find_below(scope)
     roots = [each for each in _list_roots(scope) if not _begins(scope, each)]
-    return (*found, *[meaning for root in roots for meaning in _take_away(root, scope)])
+    return (*found, *[meaning for root in roots for meaning in _find_below(root, scope)])
 
 
 def _list_roots(scope: Scope) -> list[str]:
@@ -82,13 +84,23 @@ def _list_roots(scope: Scope) -> list[str]:
 
 def _list_apart(root: str, scope: Scope, told: tuple[str, ...]) -> tuple[str, ...]:
     """What such an application may make of a path: it serves what comes without its root path, too."""
-    return (*_take_away(root, scope), *(() if _begins(scope, root) else told))
+    return (*_find_below(root, scope), *(() if _begins(scope, root) else told))
 
 
 def _begins(scope: Scope, root: str) -> bool:
     """Whether a path is that of a root, or one below it."""
     path = scope["path"]
     return path.startswith(root) and path[len(root) :][:1] in ("", "/")
+
+
+def _find_below(root: str, scope: Scope) -> tuple[str, ...]:
+    """What a path may mean without such a root path; and, where it does not begin with it, below what is mounted: to
+    Starlette, all of that path is one below the root path, and what it calls with both together may look for these
+    anywhere (Litestar makes `/login` of `/sub/api/sublogin`)."""
+    below = _take_away(root, scope)
+    if not below or _begins(scope, root):
+        return below
+    return (*below, *[at + each for at in scope.get(MOUNTED, ()) for each in _take_away(root + at, scope)])
 
 
 def _take_away(root: str, scope: Scope) -> tuple[str, ...]:

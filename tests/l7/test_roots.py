@@ -22,7 +22,7 @@ from netlimit.l7.document import parse_document
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.middleware import RateLimit
 from netlimit.l7.mounts import Mounts
-from netlimit.l7.roots import APART
+from netlimit.l7.roots import APART, MOUNTED
 from netlimit.l7.rules import RuleSet
 from tests.l7.asking import ask, hello
 from tests.l7.leaping import leaping_clock, run
@@ -67,6 +67,7 @@ async def ask_paths(app: Any, *paths: str, **others: Any) -> list[int | None]:
     return [(await ask(app, path, **others)).status for path in paths]
 
 
+LIMIT = "rate_limit: {unit: minute, requests_per_unit: 1}"
 LOGINS = "/login", "/api/login", "/api/login\n", "/login"
 
 
@@ -183,6 +184,38 @@ def test_a_limit_by_the_whole_path_holds_wherever_the_root_path_is_taken_away(pa
         mounted = Starlette(routes=[Mount("/", Rooted(hello, "/api"))])
         for app, root in ((limited(hello), "/api"), (limited(mounted), "")):
             assert await ask_paths(app, path, "/api/old", path, root_path=root) == [200, 429, 429]
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", ["/sub/api/sublogin", "/sub/x/api/sub/login", "/sub/api/sub/x/../login\n"])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("rule", ["/sub/login", "/api/sub/login"])
+def test_a_limit_holds_where_what_is_mounted_looks_for_root_path_and_mount_anywhere(
+    path: str, own: bool, rule: str
+) -> None:
+    """Litestar makes `/login` of `/sub/api/sublogin`, where Starlette has mounted it at `/sub`, below `/api`."""
+    text = f"domain: app\ndescriptors: [{{key: path, value: {rule}, {LIMIT}}}]"
+
+    async def main() -> None:
+        site = FastAPI()
+        site.root_path = "/api" if own else ""
+        site.mount("/sub", hello)
+        for app in (limited(site, text), limited(CORSMiddleware(Starlette(routes=[Mount("/", site)])), text)):
+            root = "" if own else "/api"
+            assert await ask_paths(app, path, "/sub/login", path, root_path=root) == [200, 429, 429]
+            assert await ask_paths(app, "/sub/other", "/sub/api/subother", root_path=root) == [200, 200]
+
+    run(main())
+
+
+def test_what_is_mounted_is_not_exempt_by_the_beginning_of_such_a_path() -> None:
+    async def main() -> None:
+        site = Starlette(routes=[Mount("/sub", hello)])
+        text = f"domain: app\ndescriptors: [{{key: remote_address, {LIMIT}}}]"
+        app = limited(site, text, exempt=["/sub/a*", "/sublogin"])
+        paths = ["/sub/a/login", "/sub/api/sub/a", "/sub/api/sublogin", "/sub/api/sublogin"]
+        assert await ask_paths(app, *paths, root_path="/api") == [200, 200, 200, 429]
 
     run(main())
 
@@ -334,4 +367,4 @@ def test_applications_that_are_mounted_in_themselves_are_looked_through_once() -
             each.mount(place, outer)
             each.mount(place, inner)
     taken: dict[str, Any] = Mounts(outer).take_roots({"path": "/login"})
-    assert taken == {"path": "/login", "root_path": "", APART: ("/api", "/v1")}
+    assert taken == {"path": "/login", "root_path": "", APART: ("/api", "/v1"), MOUNTED: ("/a", "/b")}
