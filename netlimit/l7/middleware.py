@@ -35,6 +35,7 @@ from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
 from netlimit.l7.targets import Ambiguous, find_doubt, find_meanings, find_sent, is_plain, take_path
+from netlimit.l7.trailers import ignore_trailers
 from netlimit.l7.weights import Weigh, find_weight
 
 Scope = MutableMapping[str, Any]
@@ -46,6 +47,8 @@ DOMAIN = "app"
 _BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
 _LONGEST_REASON = 123  # bytes, RFC 6455, 5.5: a control frame has 125, and the code takes two
+
+ignore_trailers()
 
 
 class RateLimit:
@@ -117,6 +120,8 @@ class RateLimit:
         """Serve one connection (ASGI)."""
         kind, deferral = scope["type"], self._deferral
         if kind in ("http", "websocket"):
+            # The server may still write into its own list. In place, for who is around this reads the scope, too.
+            scope["headers"] = [*scope["headers"]]
             scope = take_fields(take_path(scope))
         if kind == "http" and deferral is not None:
             # One that is mounted in another is not told when that starts.

@@ -13,9 +13,12 @@ from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.targets import take_path
+from netlimit.l7.trailers import ignore_trailers
 
 PREFIX = "/v1/defer"
 _POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
+
+ignore_trailers()
 
 
 class DeferralApp:
@@ -63,6 +66,7 @@ class DeferralApp:
             return await complain(send, 400, f"The path begins otherwise than by {PREFIX}/ as it was sent.")
         wanted = {
             **scope,
+            "headers": [*scope["headers"]],  # the server may still write into its own list
             "path": scope["path"].removeprefix(PREFIX),
             "raw_path": raw.removeprefix(PREFIX.encode()) if raw else None,
         }

@@ -48,16 +48,18 @@ async def send_plainly(place: str, source: str, request: bytes, patience: float 
     return lines[-1].split()[1].decode() if lines else "nothing"
 
 
-async def send_in_frames(place: str, source: str, fields: Pairs, tunnelled: bytes = b"") -> str:
+async def send_in_frames(place: str, source: str, fields: Pairs, tunnelled: bytes = b"", trailer: Pairs = ()) -> str:
     """Send the fields of a request over HTTP/2; the status of the answer, or "reset", "closed" or "nothing". What is
-    `tunnelled` follows that answer, on a stream that stays open."""
+    `tunnelled` follows that answer, on a stream that stays open. A `trailer` follows a body of two bytes."""
     reader, writer = await connect(place, source)
     block = _write_block(fields)
     parts = [block[start : start + _FRAME] for start in range(0, len(block), _FRAME)] or [b""]
     frames = _PREFACE + _frame(_SETTINGS, 0, 0, b"")
     for number, part in enumerate(parts):
-        flags = (0 if number or tunnelled else _END_STREAM) | (_END_HEADERS if part is parts[-1] else 0)
+        flags = (0 if number or tunnelled or trailer else _END_STREAM) | (_END_HEADERS if part is parts[-1] else 0)
         frames += _frame(_CONTINUATION if number else _HEADERS, flags, 1, part)
+    if trailer:
+        frames += _frame(_DATA, 0, 1, b"{}") + _frame(_HEADERS, _END_STREAM | _END_HEADERS, 1, _write_block(trailer))
     try:
         async with asyncio.timeout(PATIENCE):
             writer.write(frames)
