@@ -9,7 +9,7 @@ common names that begin with `X-`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -49,6 +49,9 @@ _PLAIN = {
     Family.X_RATELIMIT: (b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"),
     Family.RATELIMIT: (b"ratelimit-limit", b"ratelimit-remaining", b"ratelimit-reset"),
 }
+_LEFT = {remaining: names for names in _PLAIN.values() for remaining in names[1:2]}
+"""By the field that says what remains of one limit, all that tell of that limit."""
+_MOST_DIGITS = 20
 _WAITS = {Family.RETRY_AFTER: b"retry-after", Family.X_RATELIMIT: b"x-ratelimit-retry-after"}
 
 
@@ -88,6 +91,29 @@ def make_headers(verdict: Verdict, families: Collection[Family] = USUAL) -> Fiel
     if wait is not None:
         fields += [(name, b"%d" % wait) for name in waits]
     return fields
+
+
+def add_headers(told: Iterable[tuple[bytes, bytes]], fields: Fields) -> Fields:
+    """The fields of a response, and those that tell a client of a limit around what has answered. Where both tell of
+    one limit alone, for one RateLimit is around another, those are kept of which less remains."""
+    told = [*told]
+    for name in {name for name, _ in told} & _LEFT.keys():
+        theirs, ours = _read_count(dict(told)[name]), _read_count(dict(fields).get(name, b""))
+        if theirs is None or ours is None:
+            continue
+        if ours < theirs:
+            told = _leave_out(_LEFT[name], told)
+        else:
+            fields = _leave_out(_LEFT[name], fields)
+    return [*told, *fields]
+
+
+def _leave_out(names: Collection[bytes], fields: Fields) -> Fields:
+    return [field for field in fields if field[0] not in names]
+
+
+def _read_count(value: bytes) -> int | None:
+    return int(value) if value.isdigit() and len(value) <= _MOST_DIGITS else None
 
 
 def count_seconds(wait: float) -> int | None:

@@ -20,7 +20,7 @@ from netlimit.l7.counters import open_counters
 from netlimit.l7.deferral.deferral import Deferral, Line, Unwritten, choose_line, find_lines
 from netlimit.l7.deferral.revision import Revision, remember
 from netlimit.l7.extraction import Extraction, choose_address
-from netlimit.l7.headers import USUAL, Family, Fields, make_headers
+from netlimit.l7.headers import USUAL, Family, Fields, add_headers, make_headers
 from netlimit.l7.holding import Holding
 from netlimit.l7.identity import EXTRACTORS, Extractor, take_fields
 from netlimit.l7.limit import Limit, parse_limit
@@ -202,7 +202,7 @@ class RateLimit:
 
         async def send_with_fields(message: Message) -> None:
             if message["type"] in _BEGINNINGS:
-                message = {**message, "headers": [*message.get("headers", ()), *fields]}
+                message = {**message, "headers": add_headers(message.get("headers", ()), fields)}
             await send(message)
 
         await self._app(scope, listener.receive, send_with_fields)

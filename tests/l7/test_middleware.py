@@ -709,6 +709,73 @@ class TestQueues:
         run(main())
 
 
+class TestAroundAnother:
+    """Of fields that tell of one limit alone a response has those of the tighter one."""
+
+    NAMES = ("limit", "remaining", "reset")
+
+    def tell(self, outer: str, inner: str, requests: int, family: Family = Family.X_RATELIMIT) -> list[dict[str, str]]:
+        prefix = f"{family}-"
+        told: list[dict[str, str]] = []
+
+        async def main() -> None:
+            families = [Family.IETF, Family.RETRY_AFTER, family]
+            within = limited(inner, domain="shared", families=families)
+            app = limited(outer, within, domain="own", families=families)
+            for _ in range(requests):
+                answer = await ask(app)
+                pairs = next(message["headers"] for message in answer.messages if "headers" in message)
+                names = [name.decode().removeprefix(prefix) for name, _ in pairs]
+                assert sorted(name for name in names if name in self.NAMES) == [*self.NAMES]
+                told.append({name: answer.headers[prefix + name] for name in self.NAMES})
+
+        run(main())
+        return told
+
+    @pytest.mark.parametrize("family", [Family.X_RATELIMIT, Family.RATELIMIT])
+    def test_the_inner_is_tighter(self, family: Family) -> None:
+        told = self.tell("5/minute", "2/minute", 3, family)
+        assert [each["limit"] for each in told] == ["2"] * 3
+        assert [each["remaining"] for each in told] == ["1", "0", "0"]
+
+    def test_the_outer_is_tighter(self) -> None:
+        told = self.tell("2/minute", "5/hour", 3)
+        assert [(each["limit"], each["remaining"], each["reset"]) for each in told] == [
+            ("2", "1", "60"),
+            ("2", "0", "60"),
+            ("2", "0", "60"),
+        ]
+
+    def test_of_what_the_inner_refuses_its_own_are_told(self) -> None:
+        told = self.tell("2/minute", "1/hour", 2)
+        assert told[1] == {"limit": "1", "remaining": "0", "reset": "3600"}
+
+    def test_the_others_are_lists(self) -> None:
+        async def main() -> None:
+            answer = await ask(limited("5/minute", limited("2/minute", domain="shared", key="path"), domain="own"))
+            pairs = next(message["headers"] for message in answer.messages if "headers" in message)
+            assert [value for name, value in pairs if name == b"ratelimit-policy"] == [
+                b'"path";q=2;w=60',
+                b'"remote_address";q=5;w=60',
+            ]
+
+        run(main())
+
+    @pytest.mark.parametrize("own", [b"", b"many", b"\xb2", b"9" * 5000])
+    def test_what_an_application_tells_itself_and_nobody_can_read_stays(self, own: bytes) -> None:
+        async def tell(scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"x-ratelimit-remaining", own)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+
+        async def main() -> None:
+            answer = await ask(limited("5/minute", tell))
+            pairs = next(message["headers"] for message in answer.messages if "headers" in message)
+            assert [value for name, value in pairs if name == b"x-ratelimit-remaining"] == [own, b"4"]
+
+        run(main())
+
+
 class TestServer:
     """The one line in a real application on a real server."""
 
