@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -217,6 +218,30 @@ def test_what_no_rule_wants_kept_is_refused(tmp_path: Path) -> None:
         await deferral.stop()
 
     asyncio.run(main())
+
+
+def test_what_a_server_writes_among_the_fields_later_is_not_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(RULES).root})
+        fields = [(b"x-kept", b"yes")]
+
+        def find_rules() -> RuleSet:
+            fields.append((b"x-api-key", b"stolen"))
+            return rules
+
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        app = DeferralApp(deferral, Limiter(lambda: rules, MemoryStore()), find_rules, "web", EXTRACTORS)
+        del fields[1:]
+        scope = {**make_scope("/v1/defer/a", method="POST"), "headers": fields}
+        answer = await Asking(app, scope, [{"type": "http.request"}]).end()
+        assert answer.status == 202
+        await deferral.stop()
+
+    asyncio.run(main())
+    with closing(sqlite3.connect(tmp_path / "deferred.db")) as database:
+        kept = "\n".join(database.iterdump())
+    assert "x-kept" in kept
+    assert "stolen" not in kept
 
 
 def test_websockets_ask_for_nothing_that_is_kept(tmp_path: Path) -> None:
