@@ -5,9 +5,9 @@ before an application is called, if all has come at once, and appear there later
 hands them on (HAProxy) so writes fields that only the proxy is to write. RFC 9110 (6.5.1) forbids to merge what is not
 known to be safe there, and nothing that an application is told of a request by such fields is.
 
-Nothing of this can be told from the scope, so it is mended where it comes from: in the protocol itself, when a module
-is imported that relies on the scope. That is before any connection is made, whereas a middleware may be made only when
-the first request has come, whose connection had been told then whom to call.
+The scope does not tell where a field stood, so this is mended where it begins: in the protocol, when a module is
+imported that relies on the scope. That is before there are connections. A middleware may be made only when the first
+request has come (Starlette without lifespan), and httptools looks up whom to call when a connection begins.
 """
 
 from __future__ import annotations
