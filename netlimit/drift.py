@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.tree import INGRESS_DEVICE
@@ -19,8 +20,8 @@ many times as long as it takes."""
 PLACES_COST = 10
 PLACES = "places"
 """The kind of drift that is only one of order: all of ours is there, and our jumps do not stand first."""
-MOST_DEVICES = 4096
-"""When more are remembered, those that are gone are forgotten: containers make ever new ones."""
+MOST_PARTS = 8192
+"""When more are remembered, those of devices that are gone are forgotten: containers make ever new ones."""
 MOST_FOUND = 1000
 """The most characters that are kept of what was found."""
 
@@ -42,21 +43,33 @@ def find_kinds(plan: Plan) -> set[str]:
     return kinds - {"entries"} if "sets" in kinds else kinds
 
 
-def find_lost(plan: Plan, kept: Set[str]) -> set[str]:
+class Part(NamedTuple):
+    """What a device has of ours, by its kind: "queues", or the program on its "ingress"."""
+
+    kind: str
+    device: str
+
+
+def find_lost(plan: Plan, kept: Set[Part]) -> set[str]:
     """The kinds of things that a repair brings back because devices had lost them that are others than before: queues
-    where none of the devices was `kept`, and programs, of which it is not told which devices had them."""
-    queued, programmed = _find_queued(plan), _find_programmed(plan)
+    where none of the devices had `kept` them, and programs, of which it is not told which devices had them."""
+    written = _find_parts(plan)
+    queued = {part for part in written if part.kind == "queues"}
     lost = {"queues"} if queued and queued.isdisjoint(kept) else set()
-    return lost | ({"ingress"} if programmed - kept else set())
+    return lost | ({"ingress"} if written - queued - kept else set())
 
 
-def _find_queued(plan: Plan) -> set[str]:
-    return {step.device for step in plan.steps if isinstance(step, WriteTree)} - {INGRESS_DEVICE}
-
-
-def _find_programmed(plan: Plan) -> set[str]:
-    steps = (step.ingress for step in plan.steps if isinstance(step, WriteIngress) and step.ingress)
-    return {device for ingress in steps for device in ingress.devices}
+def _find_parts(plan: Plan) -> set[Part]:
+    """What the steps of a plan write, on which devices. Only one that changes the program names devices, all of them:
+    that one has written the program of a new device does not mean that it has queues as well."""
+    parts = set()
+    for step in plan.steps:
+        match step:
+            case WriteTree() if step.device != INGRESS_DEVICE:
+                parts.add(Part("queues", step.device))
+            case WriteIngress() if step.ingress:
+                parts |= {Part("ingress", device) for device in step.ingress.devices}
+    return parts
 
 
 def describe(plan: Plan) -> str:
@@ -95,7 +108,7 @@ class Repairs:
         self.counts: Counter[str] = Counter()
         self._times: dict[str, deque[float]] = {}
         self._fights: dict[str, Fight] = {}
-        self._indices: dict[str, int] = {}
+        self._indices: dict[Part, int] = {}
 
     @property
     def fights(self) -> list[Fight]:
@@ -120,17 +133,16 @@ class Repairs:
             self._fights[kind] = Fight(kind, len(times), FIRST_REST)
         return self._fights.get(kind)
 
-    def find_kept(self, devices: Mapping[str, int]) -> set[str]:
-        """Which of these devices (names and indices) are those that had what is ours when it was written: a new one has
-        nothing, what the one before it had went with that, and no program has undone it."""
-        return {name for name, index in devices.items() if self._indices.get(name) == index}
+    def find_kept(self, devices: Mapping[str, int]) -> set[Part]:
+        """What these devices (names and indices) had of ours when it was written: a new one has nothing, what the one
+        before it had went with that, and no program has undone it."""
+        return {part for part, index in self._indices.items() if devices.get(part.device) == index}
 
     def know(self, plan: Plan, devices: Mapping[str, int]) -> None:
-        """The plan was carried out: those of these devices that it names have what is ours."""
-        written = _find_queued(plan) | _find_programmed(plan)
-        self._indices |= {name: index for name, index in devices.items() if name in written}
-        if len(self._indices) > MOST_DEVICES:
-            self._indices = {name: index for name, index in self._indices.items() if name in devices}
+        """The plan was carried out: those of these devices that it names have what it writes there."""
+        self._indices |= {part: devices[part.device] for part in _find_parts(plan) if part.device in devices}
+        if len(self._indices) > MOST_PARTS:
+            self._indices = {part: index for part, index in self._indices.items() if part.device in devices}
 
     def is_fight(self, kind: str) -> bool:
         """Whether there is a fight over things of this kind."""

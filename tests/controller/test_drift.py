@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from netlimit.controller import LOOK_SHARE, STRUCTURE_SECONDS
-from netlimit.drift import CALM_SECONDS, FIRST_REST, LAST_REST, MOST_REPAIRS, Histogram, Repairs
+from netlimit.drift import CALM_SECONDS, FIRST_REST, LAST_REST, MOST_REPAIRS, Histogram, Repairs, find_lost
 from netlimit.errors import KernelError
+from netlimit.ingress import Ingress
 from netlimit.kernel.base import Reading
+from netlimit.plan import Plan, WriteIngress, WriteTree
 from netlimit.records import State
 from netlimit.state import ChainRule
 from netlimit.store.repairs import MOST
@@ -186,6 +188,25 @@ def test_a_rest_doubles_up_to_its_longest_and_ends_with_calm() -> None:
     assert repairs.calm(now + CALM_SECONDS / 2) == []
     assert repairs.calm(now + CALM_SECONDS + 1) == ["sets"]
     assert repairs.note("sets", now + CALM_SECONDS + 1) is None
+
+
+def test_a_device_that_has_got_its_program_has_not_lost_the_queues_that_it_never_had() -> None:
+    """A session that is dialled anew: a pass may write the program for all devices before it comes to its queues."""
+    repairs, dialled = Repairs(), {"ppp0": 8, "ppp1": 9}
+    queues = Plan((WriteTree("ppp0", 1), WriteTree("ppp1", 2)))
+    program = Plan((WriteIngress(Ingress(("ppp0", "ppp1"), (), ())),))
+    repairs.know(program, dialled)
+    assert find_lost(queues, repairs.find_kept(dialled)) == {"queues"}
+    assert find_lost(program, repairs.find_kept(dialled)) == set(), "somebody has undone that one"
+    repairs.know(queues, dialled)
+    assert find_lost(queues, repairs.find_kept(dialled)) == set()
+
+
+def test_a_device_that_has_got_its_queues_has_not_lost_the_program_that_it_never_had() -> None:
+    repairs, dialled = Repairs(), {"ppp0": 8}
+    repairs.know(Plan((WriteTree("ppp0", 1),)), dialled)
+    program = Plan((WriteIngress(Ingress(("ppp0",), (), ())),))
+    assert find_lost(program, repairs.find_kept(dialled)) == {"ingress"}
 
 
 def test_only_the_newest_repairs_are_kept(site: Site) -> None:

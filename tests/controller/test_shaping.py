@@ -14,7 +14,7 @@ from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
 from netlimit.numbers import MARK_BITS
 from netlimit.packet import Packet
-from netlimit.plan import Plan, Step, WriteTree
+from netlimit.plan import Plan, Step, WriteIngress, WriteTree
 from netlimit.records import Changes, State
 from netlimit.rules import Rule, parse_rule
 from netlimit.state import State as KernelState
@@ -587,6 +587,24 @@ def test_a_device_that_goes_before_another_is_put_right_has_not_been_undone_by_a
         gateway.controller._repair({"queues": "the queues of lan"})
         assert "wan" not in gateway.kernel.routes.devices
     assert not gateway.controller._repairs.fights
+
+
+def test_sessions_that_are_dialled_anew_while_the_program_is_written_have_not_been_undone_by_a_program(
+    gateway: Shaper,
+) -> None:
+    """Many at once: the pass that writes the program for all of them has not seen that the queues of one went."""
+    rules = gateway.shape("10.1.0.2"), gateway.shape("10.1.0.1")
+    gateway.tick()
+    for number in range(2 * MOST_REPAIRS):
+        gateway.kernel.trees.pop("lan", None)
+        lan = replace(HOME.devices["lan"], index=50 + number)
+        gateway.kernel.routes = Topology({**HOME.devices, "lan": lan}, HOME.routes)
+        assert gateway.kernel.program is not None
+        program = gateway.controller._compiled.state.ingress
+        gateway.controller._repairs.know(Plan((WriteIngress(program),)), {"lan": lan.index})
+        gateway.tick()
+        assert gateway.find("10.1.0.2") is not None
+    assert [gateway.said(rule) for rule in rules] == [None, None]
 
 
 def lose(gateway: Shaper, device: str) -> None:
