@@ -105,6 +105,8 @@ NEWCOMER_SHARE = 10
 """Looking for them rests that many times as long as it took: there can be many that never get a class."""
 QUEUE_SECONDS = 15.0
 """How often the counters of classes are read, and idle hosts are looked for."""
+FULL_SHARE = 10
+"""Such a reading rests that many times as long as it took where places for hosts become few: it makes room."""
 LOOK_SHARE = 20
 """A look at chains and sets is followed by that many times the processor time it took of rest, and a moment, and so is
 one at trees, each by itself; but the one that finds drift and the one after the repair, which read all anew, by no more
@@ -1747,7 +1749,8 @@ class Controller:
         if self._in_step and self._is_due("queues", min(QUEUE_SECONDS, self._setup.idle.total_seconds())):
             began = time.monotonic()
             self._count_queues()
-            self._due["queues"] += SWEEP_SHARE * (time.monotonic() - began)
+            share = FULL_SHARE if self._compiled.shaping.fills_up else SWEEP_SHARE
+            self._due["queues"] += share * (time.monotonic() - began)
         if self._compiled.shaping.seen_sets and self._is_due("newcomers", NEWCOMER_SECONDS):
             began = time.monotonic()
             self._compiled.shaping.welcome(self._find_seen())
@@ -2023,7 +2026,9 @@ class Controller:
         usages = {device: self._kernel.usages(device) for device in shaping.trees}
         self._store_counts(self._tally.read_usages(shaping.classes(), usages, now))
         for device, found in usages.items():
-            shaping.dismiss(device, self._presence.find_idle(device, found, shaping.passing(device), now))
+            wanted = shaping.count_waiting(device)
+            idle = self._presence.find_idle(device, found, shaping.passing(device), now, wanted)
+            shaping.dismiss(device, idle, self._presence.line_up(device))
 
     def _store_counts(self, counts: list[RuleCounters]) -> None:
         if counts:

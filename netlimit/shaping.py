@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from netlimit.several import name_some
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
 from netlimit.tree import DIRECT, FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Topology, Tree, classid
+from netlimit.waiting import Waiting
 
 NEWCOMERS = 1000
 """So many hosts that have appeared get a class at once: what else there is to be done must not wait for a flood."""
@@ -62,8 +63,10 @@ class Note(NamedTuple):
 @dataclass(slots=True)
 class _Device:
     """One device. `homes` counts a lane's rules by the network behind the device that their targets lie in, once it is
-    asked for. `crowded`: not everybody who appeared has a class. `closed`: all rules have left it to make room, and it
-    takes none until the kernel is told."""
+    asked for. `crowded`: not everybody who appeared has a class; `waiting` tells who has none. `staying` are the
+    classes of those who appeared, as of the last reading, the longest idle first, and `leaving` who is to make way for
+    rules, the next one last. `closed`: all rules have left it to make room, and it takes none until the kernel is
+    told."""
 
     name: str
     number: int
@@ -72,6 +75,9 @@ class _Device:
     lanes: dict[Lane, Traffic] = field(default_factory=dict)
     homes: dict[Lane, Counter[Target | None]] = field(default_factory=dict)
     crowded: bool = False
+    waiting: Waiting = field(default_factory=Waiting)
+    staying: Sequence[int] = ()
+    leaving: list[tuple[Traffic, Target]] = field(default_factory=list)
     closed: bool = False
 
     @property
@@ -514,6 +520,8 @@ class Shaping:
         problem = self._find_crowd(device, device.lanes[lane], rule) if lane is not None else None
         if problem is not None:
             self._leave(rule, *self._homes[rule.id].pop())
+        else:
+            _make_way(device)
         return problem
 
     def _enter(self, rule: Rule, device: _Device) -> None:
@@ -533,7 +541,7 @@ class Shaping:
         self._budgets += _is_subnet(rule)
 
     def _find_crowd(self, device: _Device, traffic: Traffic, rule: Rule) -> str | None:
-        if device.hosts > MOST_HOSTS:
+        if sum(other.size for other in device.lanes.values()) > MOST_HOSTS:
             return (
                 f"{device.name} has classes for {MOST_HOSTS} hosts already, the most there can be. Police this one "
                 '(`action: "drop"`), or shape blocks of addresses together (`per: /n`).'
@@ -628,19 +636,35 @@ class Shaping:
             for traffic in device.lanes.values():
                 for length in {unit_length(rule) for rule in traffic.wide.values()}:
                     name = traffic.lane.name if traffic.lane.incoming else seen_name(traffic.lane, length)
-                    addresses = seen.get(name, ())
+                    addresses = device.waiting.put_first(name, seen.get(name, ()))
                     before = device.hosts
                     fits = traffic.welcome(addresses, length, min(left, MOST_HOSTS - before))
                     left -= device.hosts - before
-                    device.crowded |= not fits and device.hosts >= MOST_HOSTS
+                    if not fits and device.hosts >= MOST_HOSTS:
+                        device.crowded = True
+                        device.waiting.note(name, addresses)
 
-    def dismiss(self, name: str, numbers: set[int]) -> None:
-        """Take the classes of those on a device that came by themselves."""
+    @property
+    def fills_up(self) -> bool:
+        """Whether more than half of the classes that a device can have for hosts are taken, on any device."""
+        return any(device.hosts > MOST_HOSTS // 2 for device in self._devices.values())
+
+    def count_waiting(self, name: str) -> int:
+        """How many keep sending that have found no room on a full device; no more than get a class at once."""
+        device = self._devices.get(name)
+        return min(NEWCOMERS, device.waiting.count()) if device and device.hosts >= MOST_HOSTS else 0
+
+    def dismiss(self, name: str, numbers: set[int], staying: Sequence[int] = ()) -> None:
+        """Take the classes of those on a device that came by themselves, by a reading; of the others those that are
+        `staying`, in this order, are the first to make way for rules."""
         device = self._devices.get(name)
         if device is not None:
             for traffic in device.lanes.values():
                 traffic.dismiss(numbers)
-            device.crowded &= device.hosts >= MOST_HOSTS
+            device.staying = staying
+            device.leaving.clear()
+            device.waiting.turn()
+            device.crowded &= device.waiting.lasts or device.hosts >= MOST_HOSTS
 
     # -- what it comes to
 
@@ -876,6 +900,27 @@ _PASSING = (
     "Somebody may translate here, so that what comes for this address may be for a host behind it: what has no ports "
     "(ICMP, GRE, later fragments) and the SYNs of TCP are not shaped. Limit those beside it (`action: drop`)."
 )
+
+
+def _make_way(device: _Device) -> None:
+    """Rules come before those who have a class because they appeared: strangers can bring about any number of these,
+    and who loses his shares one until he is seen again."""
+    while device.hosts > MOST_HOSTS:
+        device.leaving = device.leaving or _line_up(device)
+        traffic, block = device.leaving.pop()
+        traffic.evict(block)
+
+
+def _line_up(device: _Device) -> list[tuple[Traffic, Target]]:
+    """Those who appeared on a device, the longest idle last."""
+    ranks = {number: rank for rank, number in enumerate(device.staying)}
+
+    def rank(each: tuple[Traffic, Target]) -> int:
+        place = each[0].places.get(each[1])
+        return ranks.get(place.number, len(ranks)) if place else len(ranks)
+
+    guests = [(traffic, block) for traffic in device.lanes.values() for block in traffic.present]
+    return sorted(guests, key=rank, reverse=True)
 
 
 def _root_handle(number: int) -> int:

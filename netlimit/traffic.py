@@ -179,6 +179,12 @@ class Traffic:
         self.present -= gone
         self._pending |= gone
 
+    def evict(self, block: Target) -> None:
+        """Take the class of somebody who came by himself; who has gone already is no error."""
+        if block in self.present:
+            self.present.discard(block)
+            self._pending.add(block)
+
     def list_parts(self, target: Target) -> Iterator[Target]:
         """The parts of a target that the set has, or had, for it. It keeps everything as its halves. Of a place that
         another comes after it has halves beside the whole: of what knows a packet the longest prefix counts, and when

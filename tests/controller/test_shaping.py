@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from ipaddress import ip_address
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from netlimit.controller import QUEUE_SECONDS, SWEEP_SHARE
 from netlimit.drift import MOST_REPAIRS
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
@@ -353,11 +355,83 @@ def test_more_hosts_than_a_device_holds_are_said_and_go_on_sharing(
     said = gateway.said(wide)
     assert said is not None
     assert said[0] is State.DEGRADED
-    refused = gateway.shape("10.1.1.1")
+
+
+def test_a_rule_for_one_host_is_held_however_many_have_appeared(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only rules count against rules."""
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 3)
+    gateway.shape("10.1.0.0/24", per="host")
     gateway.tick()
-    said = gateway.said(refused)
+    for host in (3, 4, 5):
+        gateway.find(f"10.1.0.{host}")
+        gateway.tick(2)
+    ruled = [gateway.shape(f"10.1.1.{host}") for host in (1, 2, 3)]
+    gateway.tick()
+    assert [is_host(gateway.find(f"10.1.1.{host}") or 0) for host in (1, 2, 3)] == [True, True, False]
+    assert [gateway.said(rule) for rule in ruled[:2]] == [None, None]
+    said = gateway.said(ruled[2])
     assert said is not None
     assert (said[0], "lan has classes for 3 hosts already" in said[1]) == (State.ERROR, True)
+
+
+def test_a_host_through_whose_class_nothing_has_gone_loses_it_within_half_a_minute(gateway: Shaper) -> None:
+    """One packet does not make a host: a scan sends one to each address, whether somebody has it or not."""
+    gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    gateway.find("10.1.0.2")
+    gateway.find("10.1.0.3")
+    gateway.tick()
+    gateway.use("10.1.0.3", 1)
+    for _ in range(2):
+        gateway.clock.pass_by(seconds=15)
+        gateway.kernel._expire()
+        gateway.tick()
+    assert [is_host(gateway.find(f"10.1.0.{host}") or 0) for host in (2, 3)] == [False, True]
+
+
+@pytest.mark.parametrize("most", [3, 100])
+def test_where_places_become_few_a_reading_of_classes_rests_for_less_long(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", most)
+    gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    gateway.find("10.1.0.2")
+    gateway.tick()
+    count = gateway.controller._count_queues
+
+    def count_slowly() -> None:
+        count()
+        time.sleep(0.1)
+
+    monkeypatch.setattr(gateway.controller, "_count_queues", count_slowly)
+    began = time.monotonic()
+    gateway.tick()
+    rest = gateway.controller._due["queues"] - began - QUEUE_SECONDS
+    assert (rest < 0.1 * SWEEP_SHARE) is (most == 3)
+
+
+def test_on_a_full_device_the_longest_idle_makes_room_for_who_keeps_sending(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 4)
+    gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    for host in (2, 3, 4):
+        gateway.find(f"10.1.0.{host}")
+    gateway.tick()
+    for turn in range(4):
+        for host in (2, 4) if turn else (2, 3, 4):
+            gateway.use(f"10.1.0.{host}", 5)
+        gateway.clock.pass_by(seconds=15)
+        gateway.kernel._expire()
+        gateway.find("10.1.0.9")
+        gateway.find(f"10.1.0.{100 + turn}")
+        gateway.tick()
+    found = {host: is_host(gateway.find(f"10.1.0.{host}") or 0) for host in (2, 3, 4, 9)}
+    assert found == {2: True, 3: False, 4: True, 9: True}
 
 
 # -- counters -------------------------------------------------------------------------------------------------------

@@ -826,6 +826,78 @@ def test_newcomers_for_whom_there_is_no_room_go_on_sharing(monkeypatch: pytest.M
     assert is_host(number(made, "10.1.0.4"))
 
 
+def test_rules_come_before_those_that_appeared_of_whom_the_longest_idle_makes_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 4)
+    made = gateway(shape(1, "10.1.0.0/24", per="host"))
+    hosts = [f"10.1.0.{host}" for host in (2, 3, 4)]
+    made.see(hosts)
+    change(made)
+    idlest = [number(made, host) for host in ("10.1.0.3", "10.1.0.2", "10.1.0.4")]
+    made.compilation.shaping.dismiss("lan", set(), idlest)
+    change(made, shape(2, "10.1.1.1"))
+    assert made.compilation.problems == {}
+    assert waits(made, "10.1.1.1") == 2
+    assert [is_host(number(made, host)) for host in hosts] == [True, False, True]
+    change(made, shape(3, "10.1.1.2"), shape(4, "10.1.1.3"))
+    assert made.compilation.problems == {}
+    assert not any(is_host(number(made, host)) for host in hosts)
+    change(made, shape(5, "10.1.1.4"))
+    assert made.compilation.problems.keys() == {5}, "those before it are rules"
+    made.check()
+
+
+def test_of_those_that_appeared_since_the_last_reading_somebody_makes_way_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 4)
+    made = gateway(shape(1, "10.1.0.0/24", per="host"))
+    made.see(["10.1.0.2"])
+    change(made)
+    made.compilation.shaping.dismiss("lan", set(), [number(made, "10.1.0.2")])
+    made.see(["10.1.0.3", "10.1.0.4"])
+    change(made, shape(2, "10.1.1.1"))
+    assert not is_host(number(made, "10.1.0.2")), "it has been idle for longer"
+    change(made, shape(3, "10.1.1.2"), shape(4, "10.1.1.3"))
+    assert made.compilation.problems == {}
+    assert len(made.compilation.shaping.trees["lan"].children) == 1
+    made.check()
+
+
+def test_who_keeps_sending_comes_before_who_is_seen_once_when_there_is_room_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 3)
+    made = gateway(shape(1, "10.1.0.0/24", per="host"))
+    shaping = made.compilation.shaping
+    made.see(["10.1.0.2", "10.1.0.3"])
+    change(made)
+    assert shaping.count_waiting("lan") == 0
+    for once in ("10.1.0.101", "10.1.0.102"):
+        made.see([once, "10.1.0.9"])
+        wanted = shaping.count_waiting("lan")
+        shaping.dismiss("lan", set())
+    assert wanted == 1
+    shaping.dismiss("lan", {number(made, "10.1.0.2")})
+    made.see(["10.1.0.103", "10.1.0.9"])
+    change(made)
+    assert [is_host(number(made, f"10.1.0.{host}")) for host in (9, 103)] == [True, False]
+    assert shaping.count_waiting("lan") == 0
+
+
+def test_a_crowd_that_goes_on_is_told_all_the_while_though_places_become_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 3)
+    made = gateway(shape(1, "10.1.0.0/24", per="host"))
+    shaping, told = made.compilation.shaping, []
+    for turn in range(6):
+        if turn < 4:
+            made.see([f"10.1.0.{10 * turn + host}" for host in range(2, 6)])
+        change(made)
+        shaping.dismiss("lan", shaping.passing("lan"))
+        change(made)
+        told.append(1 in shaping.notes)
+    assert told == [False, True, True, True, False, False]
+
+
 def test_no_more_budgets_than_there_are_numbers_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netlimit.shaping.MOST_BUDGETS", 2)
     made = gateway(*(shape(n, f"10.1.{n}.0/24", per="target") for n in range(1, 4)))
