@@ -2,7 +2,7 @@
 
 A class guarantees `rate` and may borrow up to `ceil`. HTB lets a class send at its own rate whatever the class above
 it has left, so what is guaranteed below a branch must not add up to more than the branch has; where rules ask for
-more, those of the branches are cut in proportion, and within a child HTB everybody gets as much at a time as his
+more, it goes by what those below it want (see `demand`), and within a child HTB everybody gets as much at a time as his
 quantum says. What is borrowed HTB parts in the same way.
 
 HTB takes time for each class in proportion to those that its qdisc has, so hosts are dealt out to child HTBs.
@@ -11,11 +11,13 @@ HTB takes time for each class in proportion to those that its qdisc has, so host
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
 
 from netlimit.backlog import Backlog
+from netlimit.demand import Crowd, Demand, part
 from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class, size_leaf, size_services
 from netlimit.tree import (
     BESIDE,
@@ -27,6 +29,7 @@ from netlimit.tree import (
     LeafKind,
     QueueClass,
     Tree,
+    Usage,
     classid,
 )
 
@@ -78,6 +81,11 @@ class Shard:
         """Of the child HTB."""
         return FIRST_CHILD - 1 + self.number
 
+    @property
+    def least(self) -> int:
+        """The most that one of the hosts is promised: who begins must have that before anybody has looked."""
+        return max(self.hosts.values(), default=0)
+
     def take(self, spent: set[int]) -> int:
         """A minor that nobody has; not one of the classids that are `spent`."""
         while self.free:
@@ -93,7 +101,7 @@ class Branches:
     """The HTB of one device. `touched` are the classes that changed, `tree` is what they come to. `spent` are the
     classes of hosts that went, which nobody else may have while the kernel leads packets there."""
 
-    def __init__(self, handle: int, hz: int, leaf: LeafKind, backlog: Backlog, direct: int = 0) -> None:
+    def __init__(self, handle: int, hz: int, leaf: LeafKind, backlog: Backlog, demand: Demand, direct: int = 0) -> None:
         self.tree = Tree(handle, {}, {}, direct)
         self.classes: dict[int, QueueClass] = self.tree.classes  # type: ignore[assignment]  # it is ours to write
         self.touched: set[int] = set()
@@ -103,6 +111,7 @@ class Branches:
         self._hz = hz
         self._leaf: LeafKind = leaf
         self._backlog = backlog
+        self._demand = demand
         self.top = classid(handle, TOP)
         self._branches: dict[int, _Branch] = {self.top: _Branch(classid(handle, 0), Wish(LINE, LINE), False)}
         self._stale: set[int] = set()
@@ -129,7 +138,8 @@ class Branches:
             return
         else:
             before.wish = wish
-        self._stale |= {parent} if leaf else {parent, number}
+        self._mark(parent)
+        self._stale |= set() if leaf else {number}
 
     def limit(self, rate: int | None, burst: int | None = None) -> None:
         """Give the whole device a rate, or none. Where there is one, there are classes beside it, and one under it,
@@ -153,7 +163,7 @@ class Branches:
         branch = self._branches.pop(number, None)
         if branch is not None:
             self._branches[branch.parent].children.discard(number)
-            self._stale.add(branch.parent)
+            self._mark(branch.parent)
             self._stale.discard(number)
             self._drop(number)
 
@@ -171,7 +181,8 @@ class Branches:
             self._branches[shard.under] = _Branch(parent, Wish(0, self._branches[parent].wish.ceil), False)
             self._branches[parent].children.add(shard.under)
             self._children[shard.handle] = shard.under
-            self._stale |= {parent, shard.under}
+            self._demand.recall(number)
+            self._mark(parent)
         return shard
 
     def host(self, shard: Shard, minor: int, rate: int, ceil: int, burst: int | None) -> int:
@@ -181,7 +192,7 @@ class Branches:
         number = classid(shard.handle, minor)
         above = classid(shard.handle, TOP)
         self._write(number, size_class(above, rate, ceil, self._hz, burst, self._leaf, shard.share))
-        self._stale.add(self._branches[shard.under].parent)
+        self._mark(self._branches[shard.under].parent)
         return number
 
     def remove(self, number: int) -> None:
@@ -190,9 +201,10 @@ class Branches:
         shard.total -= shard.hosts.pop(number & 0xFFFF)
         self.spent.add(number)
         self._drop(number)
-        self._stale.add(self._branches[shard.under].parent)
+        self._mark(self._branches[shard.under].parent)
         if not shard.hosts:
             del self.shards[shard.number], self._children[shard.handle]
+            self._demand.forget(shard.number)
             self._drop(classid(shard.handle, TOP))
             self.cut(shard.under)
 
@@ -206,6 +218,12 @@ class Branches:
 
     # -- sharing
 
+    def look(self, usages: Mapping[int, Usage], at: float) -> None:
+        """Take in what the classes have counted, at a time in seconds: who sends in which child HTB."""
+        crowds = (Crowd(shard.number, shard.handle, shard.hosts) for shard in self.shards.values())
+        for number in self._demand.look(crowds, usages, at):
+            self._stale.add(self._branches[self.shards[number].under].parent)
+
     def settle(self) -> None:
         """Part what each branch has among those below it, where anything has changed, down to the smallest."""
         while self._stale:
@@ -217,11 +235,35 @@ class Branches:
     def asked(self, number: int) -> tuple[int, int]:
         """What all below a branch are to be guaranteed, and what it has: bytes a second."""
         branch = self._branches[number]
-        return sum(self._wants(child) or 0 for child in branch.children), branch.wish.rate or branch.wish.ceil
+        return sum(self._promised(child) or 0 for child in branch.children), branch.wish.rate or branch.wish.ceil
 
-    def _wants(self, number: int) -> int | None:
+    def _mark(self, number: int) -> None:
+        """What is below a branch has changed: it is to be parted anew, and what is around it as well, for that goes by
+        the least that those below it want."""
+        while number in self._branches:
+            self._stale.add(number)
+            number = self._branches[number].parent
+
+    def _find_shard(self, number: int) -> Shard | None:
+        """The child HTB that hangs on a class."""
         shard = self.shards.get(number & 0xFFFF)
-        return shard.total if shard is not None and shard.under == number else self._branches[number].wish.rate
+        return shard if shard is not None and shard.under == number else None
+
+    def _promised(self, number: int) -> int | None:
+        """What all in a branch are promised together; None: what is left."""
+        shard = self._find_shard(number)
+        return self._branches[number].wish.rate if shard is None else shard.total
+
+    def _find_wanted(self, shard: Shard) -> int:
+        return min(max(self._demand.find(shard.number), shard.least), shard.total)
+
+    def _find_least(self, number: int) -> int:
+        """The most that one host is promised in a branch."""
+        shard, branch = self._find_shard(number), self._branches[number]
+        if shard is not None:
+            return shard.least
+        rate = branch.wish.rate or 0
+        return rate if branch.leaf else min(rate, max(map(self._find_least, branch.children), default=0))
 
     def _part(self, number: int) -> None:
         branch = self._branches[number]
@@ -229,14 +271,17 @@ class Branches:
             self._write(number, self._size(branch, branch.wish.rate or LINE))
         if number not in self.classes:
             return  # it is parted when it has got its own share
-        asked, room = self.asked(number)[0], self._find_room(number)
-        idle = [child for child in branch.children if self._wants(child) is None]
-        left = max(room - asked, room // REMAINDER) // len(idle) if idle else 0
-        cut = room - left * len(idle)
+        room = self._find_room(number)
+        wants = {child: want for child in branch.children if (want := self._promised(child)) is not None}
+        promised, idle = sum(wants.values()), len(branch.children) - len(wants)
+        left = max(room - promised, room // REMAINDER) // idle if idle else 0
+        if promised > room - left * idle:
+            # Nobody is guaranteed what is left then: who begins borrows it before anybody has looked.
+            shards = ((child, self._find_shard(child)) for child in wants)
+            wants |= {child: self._find_wanted(shard) for child, shard in shards if shard is not None}
+        shares = part(wants, {child: self._find_least(child) for child in wants}, room - left * idle)
         for child in branch.children:
-            want = self._wants(child)
-            share = left if want is None else want if asked <= cut else want * cut // asked
-            self._give(child, max(share, _LEAST))
+            self._give(child, max(shares.get(child, left), _LEAST))
 
     def _find_room(self, number: int) -> int:
         """What a class has to part among its branches: bytes a second."""
@@ -244,21 +289,24 @@ class Branches:
         return max(self.classes[number].rate - (services.rate if services else 0), 0)
 
     def _give(self, number: int, rate: int) -> None:
-        branch = self._branches[number]
-        shard = self.shards.get(number & 0xFFFF)
-        if shard is None or shard.under != number:
+        branch, shard = self._branches[number], self._find_shard(number)
+        if shard is None:
             before = self.classes.get(number)
             self._write(number, self._size(branch, rate))
             if before is None or before.rate != self.classes[number].rate:
                 self._stale |= set() if branch.leaf else {number}
             return
         ceil = self._branches[branch.parent].wish.ceil
-        # What is borrowed goes round by quantum: as much as the hosts in it have together, wherever they are.
-        hosts = max(len(shard.hosts), 1)
-        quantum = min(max(shard.total // self._hz, hosts * MTU), hosts * LARGEST_QUANTUM)
         sized = size_class(branch.parent, min(rate, ceil), ceil, self._hz)
-        self._write(number, sized._replace(quantum=quantum))
+        self._write(number, sized._replace(quantum=self._find_quantum(shard)))
         self._write(classid(shard.handle, TOP), size_class(classid(shard.handle, 0), ceil, ceil, self._hz))
+
+    def _find_quantum(self, shard: Shard) -> int:
+        """What is borrowed goes round by quantum: as much as those have together who send, wherever they are."""
+        hosts, total = max(len(shard.hosts), 1), max(shard.total, 1)
+        everybody = min(max(total // self._hz, hosts * MTU), hosts * LARGEST_QUANTUM)
+        one = min(max(shard.least // self._hz, MTU), LARGEST_QUANTUM)
+        return max(everybody * self._find_wanted(shard) // total, one)
 
     def _share(self) -> None:
         """Size the queues of hosts by how many there are."""

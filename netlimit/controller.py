@@ -2021,11 +2021,12 @@ class Controller:
         self._store_counts(self._tally.read_usages(counted, usages, self._now(), fresh=True))
 
     def _count_queues(self) -> None:
-        """Read what the classes of all devices have counted, and take those of hosts that are idle."""
-        shaping, now = self._compiled.shaping, self._now()
+        """Read what the classes of all devices have counted, see who sends, and take those of hosts that are idle."""
+        shaping, now, at = self._compiled.shaping, self._now(), time.monotonic()
         usages = {device: self._kernel.usages(device) for device in shaping.trees}
         self._store_counts(self._tally.read_usages(shaping.classes(), usages, now))
         for device, found in usages.items():
+            shaping.look(device, found, at)
             wanted = shaping.count_waiting(device)
             idle = self._presence.find_idle(device, found, shaping.passing(device), now, wanted)
             shaping.dismiss(device, idle, self._presence.line_up(device))

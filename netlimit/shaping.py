@@ -12,6 +12,7 @@ from typing import NamedTuple
 from netlimit.backlog import Backlog
 from netlimit.branches import Branches, Wish
 from netlimit.bypasses import Bypass, are_peers, find_bypasses, say_bypasses
+from netlimit.demand import Demand
 from netlimit.htb import bytes_per_second
 from netlimit.ingress import Ingress
 from netlimit.lanes import Lane, OpenLane, find_lane, seen_name
@@ -26,7 +27,7 @@ from netlimit.rules import TARGET, Direction, Protocol, Rule, Selector, Target, 
 from netlimit.several import name_some
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
-from netlimit.tree import DIRECT, FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Topology, Tree, classid
+from netlimit.tree import DIRECT, FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Topology, Tree, Usage, classid
 from netlimit.waiting import Waiting
 
 NEWCOMERS = 1000
@@ -591,9 +592,9 @@ class Shaping:
             number = self._numbers.take(_ROOT, name, _ROOTS)
             if number is None:
                 return None
-            branches = Branches(
-                _root_handle(number), self.facts.hz, self._leaf, Backlog(self._numbers, name), self._room_of(name)
-            )
+            backlog, demand = Backlog(self._numbers, name), Demand(self._numbers)
+            handle, room = _root_handle(number), self._room_of(name)
+            branches = Branches(handle, self.facts.hz, self._leaf, backlog, demand, room)
             device = self._devices[name] = _Device(name, number, branches)
         return device
 
@@ -653,6 +654,12 @@ class Shaping:
         """How many keep sending that have found no room on a full device; no more than get a class at once."""
         device = self._devices.get(name)
         return min(NEWCOMERS, device.waiting.count()) if device and device.hosts >= MOST_HOSTS else 0
+
+    def look(self, name: str, usages: Mapping[int, Usage], at: float) -> None:
+        """Take in what the classes of a device have counted, at a time in seconds: guarantees go by who sends."""
+        device = self._devices.get(name)
+        if device is not None:
+            device.branches.look(usages, at)
 
     def dismiss(self, name: str, numbers: set[int], staying: Sequence[int] = ()) -> None:
         """Take the classes of those on a device that came by themselves, by a reading; of the others those that are

@@ -18,7 +18,7 @@ from netlimit.plan import Plan, diff
 from netlimit.rules import Rule, parse_rule
 from netlimit.state import State
 from netlimit.traffic import Traffic
-from netlimit.tree import FIRST_CHILD, LAST_CHILD, Device, QueueClass, Route, Topology
+from netlimit.tree import FIRST_CHILD, LAST_CHILD, Device, QueueClass, Route, Topology, Usage
 from tests.unit.strategies import NOW, OWN
 from tests.unit.strategies import rules as limiting_rules
 
@@ -97,9 +97,13 @@ CHANGES = st.one_of(
 """What may happen between two passes."""
 
 
-def histories(most: int = 12) -> st.SearchStrategy[list[list[Step]]]:
+TRAFFIC = st.one_of(*(CHANGES,) * 3, st.builds(lambda share: Step("send", (share,)), st.integers(1, 3)))
+"""The same, and hosts send: what they are guaranteed depends on that, not on the rules alone."""
+
+
+def histories(most: int = 12, changes: st.SearchStrategy[Step] = CHANGES) -> st.SearchStrategy[list[list[Step]]]:
     """Passes, each with what has happened before it."""
-    return st.lists(st.lists(CHANGES, min_size=1, max_size=4), min_size=1, max_size=most)
+    return st.lists(st.lists(changes, min_size=1, max_size=4), min_size=1, max_size=most)
 
 
 class Gateway:
@@ -109,6 +113,8 @@ class Gateway:
         self.compilation = Compilation(facts)
         self.kernel = FakeKernel(now=lambda: 0.0, routes=facts.topology)
         self.rules: dict[int, Rule] = {}
+        self.sent: dict[int, int] = {}
+        self.looks = 0
 
     # -- what happens
 
@@ -137,6 +143,15 @@ class Gateway:
         shaping = self.compilation.shaping
         for device in shaping.trees:
             shaping.dismiss(device, set(sorted(shaping.passing(device))[::share]))
+
+    def send(self, share: int) -> None:
+        """Some hosts have sent at whatever rate, since somebody looked a quarter of a minute ago."""
+        self.looks += 1
+        for device, tree in self.compilation.shaping.trees.items():
+            hosts = sorted(filter(is_host, tree.classes))
+            self.sent |= {number: self.sent.get(number, 0) + 10**9 for number in hosts[::share]}
+            usages = {number: Usage(0, self.sent.get(number, 0), 0, 0, 0, 0) for number in hosts}
+            self.compilation.shaping.look(device, usages, 15.0 * self.looks)
 
     def route(self, topology: Topology) -> None:
         """Devices and routes are others now."""

@@ -16,7 +16,7 @@ from netlimit.numbers import MARK_BITS
 from netlimit.plan import Plan
 from netlimit.tree import FIRST_BUDGET, LAST_CHILD, TOP, major
 from tests.forcing import make_rule
-from tests.unit.shapes import Gateway, Step, find_classes, histories, is_host, packets
+from tests.unit.shapes import TRAFFIC, Gateway, Step, find_classes, histories, is_host, packets
 from tests.unit.strategies import NOW
 
 
@@ -39,7 +39,7 @@ def test_one_change_at_a_time_comes_to_the_same_as_all_from_nothing(history: lis
 
 
 @settings(max_examples=60)
-@given(histories())
+@given(histories(changes=TRAFFIC))
 def test_what_changed_is_enough_to_know(history: list[list[Step]]) -> None:
     gateway = Gateway()
     for steps in history:
@@ -50,7 +50,7 @@ def test_what_changed_is_enough_to_know(history: list[list[Step]]) -> None:
 
 
 @settings(max_examples=40)
-@given(histories(4))
+@given(histories(4, changes=TRAFFIC))
 def test_looking_in_between_changes_nothing(history: list[list[Step]]) -> None:
     """A plan may be asked for at any time."""
     gateway = Gateway()
@@ -63,7 +63,7 @@ def test_looking_in_between_changes_nothing(history: list[list[Step]]) -> None:
 
 
 @settings(max_examples=40)
-@given(st.data(), histories(3))
+@given(st.data(), histories(3, changes=TRAFFIC))
 def test_a_controller_that_dies_at_any_step_converges_when_it_starts_again(
     data: st.DataObject, history: list[list[Step]]
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_controller_that_dies_at_any_step_converges_when_it_starts_again(
 
 
 @settings(max_examples=40)
-@given(st.data(), histories(3))
+@given(st.data(), histories(3, changes=TRAFFIC))
 def test_after_a_failure_at_any_step_one_more_pass_converges(data: st.DataObject, history: list[list[Step]]) -> None:
     gateway = Gateway()
     for steps in history:
@@ -96,7 +96,7 @@ def test_after_a_failure_at_any_step_one_more_pass_converges(data: st.DataObject
 
 
 @settings(max_examples=40)
-@given(histories(4))
+@given(histories(4, changes=TRAFFIC))
 def test_a_host_keeps_its_class_over_a_restart(history: list[list[Step]]) -> None:
     gateway = Gateway()
     for steps in history:
@@ -128,7 +128,7 @@ def test_on_the_way_every_packet_waits_in_a_class_of_its_rule(history: list[list
 
 
 @settings(max_examples=60)
-@given(histories(6))
+@given(histories(6, changes=TRAFFIC))
 def test_what_is_guaranteed_below_a_branch_never_exceeds_it(history: list[list[Step]]) -> None:
     gateway = Gateway()
     for steps in history:
