@@ -9,7 +9,7 @@ import pytest
 from netlimit.demand import SHORTEST_LOOK, Crowd, Demand, part
 from netlimit.numbers import Numbers
 from netlimit.rules import Rule
-from netlimit.tree import FIRST_CHILD, REST, QueueClass, Usage, classid
+from netlimit.tree import FIRST_BUDGET, FIRST_CHILD, LAST_BUDGET, REST, QueueClass, Usage, classid
 from tests.unit.shapes import Gateway, is_host, shape
 
 MEGABIT = 125_000
@@ -138,6 +138,18 @@ def test_what_no_rule_names_borrows_as_one_host_does(line: Line) -> None:
     line.look(line.hosts(FULL)[:1], rate=20 * MEGABIT)
     assert line.shard(FULL).rate == MEGABIT
     assert line.shard(FULL).quantum <= rest.quantum
+
+
+def test_newcomers_have_what_one_is_promised_however_many_send(line: Line) -> None:
+    handle = line.made.kernel.trees["lan"].handle
+    line.look()
+    line.look(line.hosts(FULL))
+    (newcomers,) = [
+        each
+        for number, each in line.classes.items()
+        if number >> 16 == handle and FIRST_BUDGET <= number & 0xFFFF < LAST_BUDGET
+    ]
+    assert newcomers.rate == pytest.approx(MEGABIT, rel=0.02)
 
 
 def test_what_fits_is_guaranteed_whoever_sends() -> None:
