@@ -95,6 +95,10 @@ class StoreError(NetlimitError):
             self.public = public
 
 
+class Unavailable(StoreError):
+    """The database cannot be reached, or takes nothing now, for reasons that may pass without anybody's doing here."""
+
+
 class Busy(StoreError):
     """Somebody else holds a lock on the database of this name for longer than it was waited for; it can be tried
     again."""

@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +36,7 @@ from netlimit.cli.parts import (
     reopen_copy,
 )
 from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
-from netlimit.cli.tls import CertificateError, check_certificate
+from netlimit.cli.tls import check_certificate, check_tls
 from netlimit.packages import import_beside
 from netlimit.settings import Backend, Listen, Settings
 
@@ -137,9 +138,14 @@ def _keep_network(settings: Settings, user: str, kernel: Kernel) -> None:
     become(find_user(user), () if alone else NETWORK)
 
 
-def run_api(settings: Settings, user: str, listening: socket.socket | None = None) -> None:
+def run_api(
+    settings: Settings,
+    user: str,
+    listening: socket.socket | None = None,
+    tell_begun: Callable[[], None] = lambda: None,
+) -> None:
     """Serve the API until SIGTERM or SIGINT, where it is to listen or at what is `listening` there already; root
-    becomes `user` before anything is answered."""
+    becomes `user` before anything is answered. `tell_begun` is called when it answers."""
     import uvicorn
 
     application, server = import_beside("api.app"), import_beside("api.server")
@@ -150,8 +156,6 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
         signal.signal(number, lambda received, frame: None)
     warning = check_certificate(settings, datetime.now(UTC))
     notes = [warning] if warning else []
-    for note in notes:
-        log.warning("%s", note)
     raise_open_files(OPEN_FILES)
     if listening is None:
         listening = _take_place(settings.listen)
@@ -162,7 +166,10 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
         if is_root():
             _drop_root(config, store, user)
         store.revision()
+        for note in notes:  # who tries this again and again tells it once
+            log.warning("%s", note)
         log.info("Answering at %s.", settings.listen)
+        tell_begun()
         uvicorn.Server(config).run(sockets=[door])
 
 
@@ -240,7 +247,6 @@ def _take_place(place: Listen) -> socket.socket:
 def check_parts(settings: Settings, user: str) -> None:
     """Raise CommandError or SettingsError for what would keep the parts from running for good."""
     check_backend(settings)
-    with suppress(CertificateError):
-        check_certificate(settings, datetime.now(UTC))
+    check_tls(settings)
     if is_root():
         find_user(user)

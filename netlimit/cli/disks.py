@@ -9,14 +9,14 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from netlimit.errors import StoreError
+from netlimit.errors import Unavailable
 
 HANGS_SECONDS = 3.0
 """How long it may take; who only has much to do, too."""
 _MOST_OPEN = 1024
 
 
-class Hanging(StoreError):
+class Hanging(Unavailable):
     """A disk that has let a write hang."""
 
 

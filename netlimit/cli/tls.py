@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
+from netlimit.custody import opened
 from netlimit.errors import SettingsError
 from netlimit.settings import PREFIX, Settings
 
@@ -18,23 +21,29 @@ class CertificateError(SettingsError):
     """A certificate and key that cannot be used now: files that can be, or the right time, may come."""
 
 
+def check_tls(settings: Settings) -> None:
+    """Raise SettingsError where one of certificate and key is set, and the other is not. Opens no file."""
+    certificate, key = settings.tls_cert, settings.tls_key
+    if (certificate is None) != (key is None):
+        missing, given = ("TLS_CERT", "TLS_KEY") if certificate is None else ("TLS_KEY", "TLS_CERT")
+        raise SettingsError(PREFIX + missing, f"{PREFIX}{given} is set, but {PREFIX}{missing} is not; TLS takes both.")
+
+
 def check_certificate(settings: Settings, now: datetime) -> str | None:
     """Try the API's certificate and key, with a handshake that never leaves this process.
 
     Returns what an operator should be told, if there is something. Raises SettingsError where one of the two is not
     set, and CertificateError where they cannot be used, which may pass.
     """
+    check_tls(settings)
     certificate, key = settings.tls_cert, settings.tls_key
-    if certificate is None and key is None:
+    if certificate is None or key is None:
         if not settings.is_open:
             return None
         return (
             f"The API listens at {settings.listen} without TLS: whoever is on the way can read the tokens. "
             f"Set {PREFIX}TLS_CERT and {PREFIX}TLS_KEY."
         )
-    if certificate is None or key is None:
-        missing, given = ("TLS_CERT", "TLS_KEY") if certificate is None else ("TLS_KEY", "TLS_CERT")
-        raise SettingsError(PREFIX + missing, f"{PREFIX}{given} is set, but {PREFIX}{missing} is not; TLS takes both.")
     for setting, path in (("TLS_CERT", certificate), ("TLS_KEY", key)):
         _check_readable(setting, path, CertificateError)
     ends = _try_handshake(certificate, key)
@@ -57,10 +66,13 @@ def trust(settings: Settings) -> ssl.SSLContext:
 
 
 def _check_readable(setting: str, path: Path, kind: type[SettingsError]) -> None:
+    """A plain file, or a link to one: whatever else has its name may keep who opens it waiting for ever."""
     try:
-        path.read_bytes()
+        with opened(path.resolve()) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            file.read()
     except OSError as error:
-        raise kind(PREFIX + setting, f"{path} cannot be read: {error.strerror}.") from None
+        reason = os.strerror(errno.EISDIR) if path.is_dir() else error.strerror
+        raise kind(PREFIX + setting, f"{path} cannot be read: {reason}.") from None
 
 
 def _try_handshake(certificate: Path, key: Path) -> datetime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from netlimit.errors import Busy, Slow, StoreError
+from netlimit.errors import Busy, Slow, StoreError, Unavailable
 from netlimit.stalls import Overworked
 
 BUSY_SECONDS = 20
@@ -54,6 +54,13 @@ _SENTENCES = {
 _REASON = re.compile(r" \(\{reason\}\)|:? \{reason\}")
 """Where a sentence quotes the driver, which names hosts, files and users."""
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")
+_UNAVAILABLE = (
+    *("08", "25006", "53100", "53300", "57P0"),
+    *("NETLIMIT_CUT", "NETLIMIT_STALLED", "SQLITE_FULL", "SQLITE_IOERR"),
+)
+_OPERATIONAL = "OperationalError"
+"""The name of the class (PEP 249) of what is wrong with a server: without a code none has answered, for its name cannot
+be looked up, say."""
 _RESCUE = (
     " What is in the kernel stays. Stop netlimit and bring back a backup with `netlimit restore FILE`, or move the "
     "file away and begin anew with `netlimit db upgrade`."
@@ -78,4 +85,8 @@ def explain_fault(error: BaseException, name: str, patience: float = BUSY_SECOND
         return Damaged(sentence + _RESCUE, public)
     if kind in _BUSY:
         return Busy(sentence, name)
+    is_operational = any(each.__name__ == _OPERATIONAL for each in type(error).__mro__)
+    is_unreached = code in (None, "connection") and is_operational
+    if is_unreached or kind in _UNAVAILABLE:
+        return Unavailable(sentence, public)
     return (Undone if kind.startswith("40") else StoreError)(sentence, public)
