@@ -2,7 +2,8 @@
 What was acknowledged is not undone then; it is confirmed anew, by whoever has seen the window end.
 
 Nothing else is: not a window that was undone, nor one of another database, nor one of whose changes the database lacks
-any, for what is left of them nobody has confirmed.
+any, for what is left of them nobody has confirmed. And what was changed in it since it is open again is not confirmed
+with it: the window goes on for that.
 """
 
 from __future__ import annotations
@@ -77,12 +78,20 @@ class LastEnd:
             self._seen = window
 
     def confirm_anew(self, source: Store, window: Window) -> bool:
-        """Confirm an open window in the database if it was confirmed before; whether that is so. Raises StoreError."""
+        """Confirm an open window in the database if it was confirmed before; where the rules have changed since, have
+        its end undo that alone. Whether the database tells another thing of it now. Raises StoreError."""
         ending = self._ending if self._ending is not None and self._ending.is_of(window) else self._recall(window)
-        if not is_confirmed(source, window, ending):
+        if ending is None or not is_confirmed(source, window, ending):
             return False
-        if not source.confirm_anew(window, self._actor, source.now()):
+        kept = source.confirm_anew(window, ending.origin.past[0], self._actor, source.now())
+        if kept is None:
             return False
+        if kept.outcome is None:
+            log.warning("The window of confirmation that %s had opened was confirmed at revision %d, but the database "
+                        "shows it open again, and rules have changed since: a standby that lagged has taken its place, "
+                        "or an older state of it was put back. What was confirmed stays; what has changed since is "
+                        "undone unless it is confirmed.", window.actor, kept.base)  # fmt: skip
+            return True
         log.warning("The window of confirmation that %s had opened was confirmed, but the database shows it open "
                     "again: a standby that lagged has taken its place, or an older state of it was put back. It is "
                     "confirmed anew, and the rules stay as they are.", window.actor)  # fmt: skip

@@ -134,7 +134,11 @@ class Guard:
             window = self._store.window()
             if window is not None and window.outcome is None:
                 self._refuse()
-                return None if self._ends.confirm_anew(self._store, window) else window
+                if not self._ends.confirm_anew(self._store, window):
+                    return window
+                window = self._store.window()
+                if window is not None and window.outcome is None:
+                    return window
             self._ends.note(self._store, window)
             if window is None or window.opened_at == self._done:
                 self._forget_past()
@@ -224,6 +228,8 @@ class Guard:
         log.info("%s has opened a window of confirmation: revision %d comes back in %.0f s unless it is confirmed.",
                  window.actor, window.base, end - read_clock())  # fmt: skip
         ended = self._wait_for_end(window, end)
+        if ended is not None and ended.outcome is None and ended.opened_at == window.opened_at:
+            return  # less is to be undone than is remembered here: that is another one to watch over
         if ended is None or ended.opened_at != window.opened_at or ended.outcome is not Outcome.CONFIRMED:
             with self._overseeing():
                 self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
@@ -265,6 +271,8 @@ class Guard:
             return last
         if last.outcome is not None:
             self._try(lambda: self._ends.note(self._store, last), "end")
+            return last
+        if last.base != window.base:
             return last
         self._pauses = self._find_pause(last)
         return None

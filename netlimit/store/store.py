@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,6 @@ from netlimit.records import (
     Exceptional,
     HostStatus,
     LimiterReport,
-    Outcome,
     Pause,
     Reception,
     Repair,
@@ -70,7 +69,6 @@ from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
 from netlimit.store.backup import Label, open_backup, write_backup
 from netlimit.store.census import Alike, sample_meters, sample_selectors, sort_out, take_census
 from netlimit.store.engine import Database, again
-from netlimit.store.errors import NoWindow
 from netlimit.store.faults import Damaged
 from netlimit.store.limits import LimitDocument, LimitHead
 from netlimit.store.restore import Restored, restore
@@ -491,11 +489,12 @@ class Store:
         with self._changing(actor, Leave.NOTHING) as connection:
             return windows.confirm(connection, as_actor(actor), now, opened_at)
 
-    def confirm_anew(self, window: Window, actor: Actor | str, now: datetime) -> bool:
-        """Confirm a window that was confirmed before, if it is open; whether it is confirmed now."""
-        with suppress(NoWindow):
-            return self.confirm(actor, now, window.opened_at).outcome is Outcome.CONFIRMED
-        return False
+    @again
+    def confirm_anew(self, window: Window, revision: int, actor: Actor | str, now: datetime) -> Window | None:
+        """Confirm a window that is open again, of which this revision was confirmed; where the rules have changed since
+        then, its end is to undo that alone. The window as it is then; None where nothing was to be done."""
+        with self._changing(actor, Leave.NOTHING) as connection:
+            return windows.confirm_anew(connection, window, revision, as_actor(actor), now)
 
     @again
     def abandon(

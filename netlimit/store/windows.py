@@ -22,9 +22,9 @@ from netlimit.store.errors import ConcernsOthers, NoWindow, WindowOpen
 from netlimit.store.rollback import bring_back, hold_forced, withhold_forced
 from netlimit.store.tables import windows
 
-OPENED = "open-window"
+OPENED, NARROWED = "open-window", "narrow-window"
 ENDED = {Outcome.CONFIRMED: "confirm-window", Outcome.EXPIRED: audit.EXPIRED, Outcome.ABANDONED: audit.ABANDONED}
-"""What the audit calls the beginning of a window, and its ends."""
+"""What the audit calls the beginning of a window, that its end undoes less than before, and its ends."""
 
 _ONLY = 1
 _FORCES = "forces"
@@ -141,6 +141,26 @@ def confirm(connection: Connection, actor: Actor, now: datetime, opened_at: date
         return ended
     window = get_open(connection, opened_at)
     return _end(connection, window, Outcome.CONFIRMED, clock.revision(connection), actor, now)
+
+
+def confirm_anew(connection: Connection, known: Window, revision: int, actor: Actor, now: datetime) -> Window | None:
+    """Confirm a window that is open again, of which this revision was confirmed. What has changed since then nobody has
+    confirmed: where anything has, it stays open, and its end brings that revision back. The window as it is then; None
+    where nothing is to be done, for it is so already, has ended otherwise, or another one was opened."""
+    clock.lock(connection)
+    window = last(connection)
+    if window is None or window.opened_at != known.opened_at or window.outcome not in (None, Outcome.CONFIRMED):
+        return None
+    if window.outcome is not None:
+        return window
+    if clock.revision(connection) == revision:
+        return _end(connection, window, Outcome.CONFIRMED, revision, actor, now)
+    narrowed = replace(window, base=revision, paused=())
+    if narrowed == window:
+        return None
+    write(connection, narrowed)
+    audit.note_other(connection, NARROWED, actor, now, after=_describe(narrowed))
+    return narrowed
 
 
 def abandon(

@@ -961,6 +961,47 @@ def test_what_was_confirmed_is_confirmed_anew_in_a_database_that_has_lost_that(
     wait(lambda: "It is confirmed anew" in caplog.text)
 
 
+def test_what_is_changed_in_a_window_that_is_open_again_is_not_confirmed_with_it(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No guard runs when the database comes back; who changes something then is told that it is undone."""
+    guarded.cut()
+    confirm(guarded)
+    end_later(guarded)
+    guarded.guard.watches = False
+    lose_end(guarded.site.store, paused=("gw2",))
+    guarded.site.add(target="10.0.0.3", action="block")
+    guarded.thread.start()
+    wait(lambda: guarded.guard.watches)
+    assert guarded.outcome is None
+    assert "What was confirmed stays" in caplog.text
+    guarded.elapsed.more += LONG
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    guarded.site.controller.sync()
+    assert guarded.site.send(CLIENT) == ["drop"]
+    assert guarded.site.send("10.0.0.3") == ["accept"]
+    assert not guarded.site.store.paused("gw2")
+    assert [each.action for each in guarded.site.store.audit()].count("narrow-window") == 1
+
+
+def test_a_guard_that_watches_hears_that_less_is_to_be_undone(guarded: Guarded) -> None:
+    """As another one does that knows how the window had ended: from then on this one has that revision in memory."""
+    guarded.cut()
+    store = guarded.site.store
+    window, confirmed = store.window(), store.revision()
+    assert window is not None
+    guarded.site.add(target="10.0.0.3", action="block")
+    guarded.site.controller.sync()
+    guarded.guard.watches = False
+    assert store.confirm_anew(window, confirmed, "other", datetime.now(UTC)) is not None
+    assert store.confirm_anew(window, confirmed, "other", datetime.now(UTC)) is None
+    wait(lambda: guarded.guard.watches)
+    guarded.elapsed.more += LONG
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    wait(lambda: guarded.site.send("10.0.0.3") == ["accept"])
+    assert guarded.site.send(CLIENT) == ["drop"]
+
+
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("end", [Store.confirm, Store.abandon])
 def test_what_was_undone_or_changed_since_is_not_confirmed_anew(
