@@ -1,5 +1,6 @@
 """A database that is not the one whose rules a gateway holds: a new one, or some other, is in its place, or an older
-state of it. It is not taken for what is wanted: that would take limits out of force, and say nothing.
+state of it. It is not taken for what is wanted: that would take limits out of force, or put those in force again that
+were removed, and say nothing.
 
 Whoever restores a backup brings back which database it was, and marks that it was restored; whoever means another one,
 or an older state, says so (`netlimit apply --take-database`), or tears the gateway down first, as its copy knows then.
@@ -28,11 +29,19 @@ _MOST_TOLD = 5
 
 class Held(NamedTuple):
     """How many rules a gateway holds as its copy tells (none after a teardown), and of which state of which database;
-    and whether one was found since that is not gone by: what is there must prove itself then."""
+    whether one was found since that is not gone by: what is there must prove itself then; and whether it is torn down,
+    so that whatever comes is begun anew."""
 
     rules: int
     origin: Origin
     is_doubted: bool = False
+    is_torn_down: bool = False
+
+    @property
+    def tells_state(self) -> bool:
+        """Whether a database may be in an older state than this: of no rules either, for an older one may have some
+        that were removed."""
+        return not self.is_torn_down and bool(self.rules or (self.origin.identity and self.origin.past[1]))
 
 
 NOTHING = Held(0, Origin(None, 0))
@@ -40,11 +49,13 @@ NOTHING = Held(0, Origin(None, 0))
 
 def find_forgotten(found: Origin, held: Held) -> str | None:
     """Why a database is not gone by, if it is not: the one judgement, of controllers, commands and guards."""
-    if not held.rules:
+    if not held.tells_state:
         return None
     if not is_another(held.origin.identity, found):
         is_refused = not found.is_server and is_older(held.origin, found, held.is_doubted)
         return _say_older(found, held) if is_refused else None
+    if not held.rules:
+        return None  # it takes nothing out of force
     if found.revision:
         says = (
             f"This is another database than the one of which {word_held(held)}, so this gateway does not go by it "
@@ -65,7 +76,7 @@ def find_forgotten(found: Origin, held: Held) -> str | None:
 
 def has_lost(found: Origin, held: Held) -> bool:
     """Whether a database that is gone by lacks the revision that a gateway holds: its server has lost that."""
-    is_same = bool(held.rules) and not is_another(held.origin.identity, found)
+    is_same = held.tells_state and not is_another(held.origin.identity, found)
     return is_same and found.is_server and is_older(held.origin, found)
 
 

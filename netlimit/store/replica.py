@@ -254,7 +254,7 @@ class Replica(Store):
             names = {self._host, *connection.scalars(select(tables.hosts.c.host))}
             is_torn_down = any(hosts.paused(connection, name) for name in names)
             number = connection.execute(select(func.count()).select_from(tables.rules)).scalar_one()
-        return Held(number if origin.revision and not is_torn_down else 0, origin, is_doubted)
+        return Held(number if origin.revision and not is_torn_down else 0, origin, is_doubted, is_torn_down)
 
     def doubt(self) -> None:
         """Keep that a database was found which is not gone by, until one is: it may forget what tells it from that of

@@ -182,6 +182,31 @@ def test_a_copy_follows_no_other_database(store: Store, other: Store, copy: Repl
     assert refuses(copy, store)
 
 
+def test_an_older_state_is_not_gone_by_without_a_word_where_no_rule_is_held(
+    store: Store, copy: Replica, save: Callable[[], Store]
+) -> None:
+    """It has a rule that was removed: it would be in force again."""
+    rule = keep(store)
+    older = save()
+    store.remove(rule.id or 0, "test", NOW)
+    copy.follow(store)
+    assert not refuses(copy, store)
+    assert not tells_loss(copy, store)
+    assert refuses(copy, older) != tells_loss(copy, older)
+    copy.follow_pause(True)
+    assert not refuses(copy, older)
+    assert not tells_loss(copy, older)
+
+
+def test_another_database_is_gone_by_where_no_rule_is_held(store: Store, other: Store, copy: Replica) -> None:
+    store.remove(keep(store).id or 0, "test", NOW)
+    copy.follow(store)
+    other.upgrade()
+    assert not refuses(copy, other)
+    keep(other, "10.0.0.9")
+    assert not refuses(copy, other)
+
+
 @pytest.mark.parametrize("name", ["gw", "renamed"])
 def test_what_a_copy_holds_does_not_depend_on_the_name_of_the_gateway(store: Store, tmp_path: Path, name: str) -> None:
     keep(store)
