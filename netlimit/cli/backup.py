@@ -13,6 +13,7 @@ from netlimit.cli.actor import local_actor
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.printing import JSON, count, say
+from netlimit.records import Window
 from netlimit.several import name_some
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup: a SQLite file, whatever the database is.")]
@@ -25,6 +26,10 @@ Force = Annotated[
     ),
 ]
 
+_UNCONFIRMED = (
+    "A window of confirmation is open: the backup holds what nobody has confirmed, and `netlimit restore` brings that "
+    "back for good. Make another one when the window has ended."
+)
 _NAMED = 10
 """So many domains are said by name."""
 
@@ -37,8 +42,10 @@ def backup(context: typer.Context, file: File, json: bool = JSON) -> None:
             label = store.back_up(file, datetime.now(UTC))
         except FileExistsError:
             raise CommandError(f"There is a file {file} already; a backup is always a new one.") from None
+        warnings = [_UNCONFIRMED] if store.warn_of_window("") else []
     document = {"file": str(file), "revision": label.revision, "made_at": label.made_at.isoformat()}
-    say(json, document, f"Wrote {file}: the database at revision {label.revision}.")
+    text = f"Wrote {file}: the database at revision {label.revision}."
+    say(json, {**document, "warnings": warnings}, "\n".join([text, *warnings]))
 
 
 def restore(context: typer.Context, file: File, force: Force = False, json: bool = JSON) -> None:
@@ -48,6 +55,8 @@ def restore(context: typer.Context, file: File, force: Force = False, json: bool
     with open_store(settings) as store:
         restored = store.restore(file, local_actor(settings), datetime.now(UTC), force)
         warnings = store.warn_of_window("this change, but for the limiter's documents,")
+    if restored.unconfirmed is not None:
+        warnings.append(_word_unconfirmed(restored.unconfirmed))
     former = restored.former
     document = {
         "revision": restored.revision,
@@ -67,6 +76,13 @@ def restore(context: typer.Context, file: File, force: Force = False, json: bool
     if restored.aside is not None:
         text += f"\nThe damaged database is {restored.aside} now."
     say(json, document, "\n".join([text, *warnings]))
+
+
+def _word_unconfirmed(window: Window) -> str:
+    return (
+        f"The backup was made in a window of confirmation that {window.actor} had opened: what changed since revision "
+        f"{window.base} nobody had confirmed, and it is in force now. Look through the rules (`netlimit rule list`)."
+    )
 
 
 def _name(domains: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from netlimit.errors import NetlimitError
 from netlimit.judgement import Change, find_harm
 from netlimit.lockout import Havens
 from netlimit.origins import join, mark
-from netlimit.records import Actor
+from netlimit.records import Actor, Window
 from netlimit.several import say_more
 from netlimit.store import audit, history, hosts, limits, windows
 from netlimit.store.backup import Label, copy_rows
@@ -39,7 +39,8 @@ _NUMBERED = ("audit", "repairs", "tokens")
 @dataclass(frozen=True, slots=True)
 class Restored:
     """What was brought back: the new revision, how many rules there are, and what the backup says of itself; where the
-    limiter's documents are that are no more, if any are; and where a damaged database is now, in whose place it came.
+    limiter's documents are that are no more, if any are; where a damaged database is now, in whose place it came;
+    and the window of confirmation that was open when the backup was made, if one was: what was changed in it comes back, too.
     """
 
     revision: int
@@ -47,6 +48,7 @@ class Restored:
     label: Label
     former: Former | None = None
     aside: Path | None = None
+    unconfirmed: Window | None = None
 
 
 class InUse(NetlimitError):
@@ -103,7 +105,9 @@ def restore(
     lost = limits.find_lost(connection, backup)
     former = keep_former(path, lost, now) if lost else None
     limits.bring_back(connection, backup, actor, now)
-    restored = Restored(revision, _count(connection), label, former)
+    then = windows.last(backup)
+    unconfirmed = then if then is not None and then.outcome is None else None
+    restored = Restored(revision, _count(connection), label, former, unconfirmed=unconfirmed)
     audit.note_other(connection, "restore", actor, now, {"rules": number}, _describe(restored))
     return restored
 

@@ -135,6 +135,23 @@ def test_a_restore_tells_of_an_open_window_whose_end_undoes_it(served: Netlimit,
         served.do("confirm")
 
 
+def test_a_backup_of_an_open_window_says_so_and_so_does_its_restore(
+    served: Netlimit, directory: Path, tmp_path: Path
+) -> None:
+    """What was changed in it comes back, though nobody has confirmed it: no window comes with it."""
+    path = str(tmp_path / "backup")
+    with closing(Store(served.environment["NETLIMIT_DATABASE_URL"])) as store:
+        window = store.open_window(600, "ann", datetime.now(UTC))
+    try:
+        served.do("rule", "add", "10.1.2.3", "--action", "block", "--no-wait")
+        assert "holds what nobody has confirmed" in served.do("backup", path)
+    finally:
+        served.do("confirm")
+    assert served.ask("backup", str(tmp_path / "later"))["warnings"] == []
+    (said,) = Netlimit(settings_in(directory)).ask("restore", path)["warnings"]
+    assert f"that ann had opened: what changed since revision {window.base}" in said
+
+
 def test_of_a_line_with_two_mistakes_there_is_one_line(served: Netlimit) -> None:
     rules = [f'{{"target": "10.1.2.{n}", "action": "block", "name": "n{n}"}}' for n in range(1, 41)]
     served.do("rule", "import", "-", "--no-wait", given="\n".join(rules))
