@@ -40,7 +40,7 @@ _NUMBERED = ("audit", "repairs", "tokens")
 class Restored:
     """What was brought back: the new revision, how many rules there are, and what the backup says of itself; where the
     limiter's documents are that are no more, if any are; where a damaged database is now, in whose place it came;
-    and the window of confirmation that was open when the backup was made, if one was: what was changed in it comes back, too.
+    and the window of confirmation that was open when the backup was made: what was changed in it comes back, too.
     """
 
     revision: int
