@@ -17,6 +17,7 @@ from netlimit.kernel.base import Addresses
 from netlimit.numbers import MARK_BITS
 from netlimit.packet import Packet
 from netlimit.plan import Plan, Step, WriteIngress, WriteTree
+from netlimit.presence import Presence
 from netlimit.records import Changes, State
 from netlimit.rules import Rule, parse_rule
 from netlimit.state import State as KernelState
@@ -377,7 +378,9 @@ def test_a_rule_for_one_host_is_held_however_many_have_appeared(
 
 
 def test_a_host_through_whose_class_nothing_has_gone_loses_it_within_half_a_minute(gateway: Shaper) -> None:
-    """One packet does not make a host: a scan sends one to each address, whether somebody has it or not."""
+    """One packet does not make a host: a scan sends one to each address, whether somebody has it or not. So it is where
+    many have appeared."""
+    gateway.controller._presence = Presence(few=1)
     gateway.shape("10.1.0.0/24", per="host")
     gateway.tick()
     gateway.find("10.1.0.2")

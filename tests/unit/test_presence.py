@@ -18,8 +18,8 @@ PACE = 15
 class Readings:
     """A device whose classes are read time and again."""
 
-    def __init__(self) -> None:
-        self.presence = Presence()
+    def __init__(self, few: int = 0) -> None:
+        self.presence = Presence(few=few)
         self.seconds = 0.0
 
     def read(self, counted: Mapping[int, int], waiting: int = 0, wanted: int = 0) -> set[int]:
@@ -35,6 +35,16 @@ def test_a_class_through_which_nothing_has_gone_goes_at_its_second_reading() -> 
     readings = Readings()
     assert readings.read({1: 0, 2: 5}) == set()
     assert readings.read({1: 0, 2: 5}) == {1}
+
+
+@pytest.mark.parametrize("pause", [30, 60, 100])
+def test_where_few_are_who_sends_once_in_two_minutes_keeps_his_class(pause: int) -> None:
+    """As what keeps a connection open does: his class would be made and unmade for good."""
+    readings, counted = Readings(few=1), -1
+    for second in range(0, 1200, PACE):
+        if second % pause < PACE:
+            counted += 1
+        assert readings.read({1: counted}) == set(), second
 
 
 def test_a_class_that_has_sent_stays_for_two_minutes() -> None:
