@@ -44,7 +44,7 @@ def put_triggers(path: str | Path, table: str, query: str = SEARCH) -> None:
 
 def take_away(path: str | Path, table: str) -> None:
     """Take the triggers of a table away again."""
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as connection:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=300)) as connection:
         for change in _CHANGES:
             connection.execute(f"DROP TRIGGER endless_{table}_{change}")
 
