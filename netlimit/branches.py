@@ -11,13 +11,13 @@ HTB takes time for each class in proportion to those that its qdisc has, so host
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
 
 from netlimit.backlog import Backlog
-from netlimit.demand import Crowd, Demand, part
+from netlimit.demand import Claim, Crowd, Demand, part
 from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class, size_leaf, size_services
 from netlimit.tree import (
     BESIDE,
@@ -43,6 +43,9 @@ _LEAST = 32
 """Bytes a second; the least that a class is guaranteed, for tc counts how long a burst takes in 32 bits."""
 REMAINDER = 100
 """What has no guarantee of its own gets what the others leave, and at least this part of the branch."""
+_FOR_NEWCOMERS = 16
+"""Where not all have their promise, this part is for hosts without a class, while none of them sends: of what those who
+send leave, or of all if they leave nothing."""
 
 
 @dataclass(slots=True)
@@ -115,6 +118,7 @@ class Branches:
         self.top = classid(handle, TOP)
         self._branches: dict[int, _Branch] = {self.top: _Branch(classid(handle, 0), Wish(LINE, LINE), False)}
         self._stale: set[int] = set()
+        self._contested: set[int] = set()
         self._write(self.top, self._size(self._branches[self.top], LINE))
 
     def give_room(self, direct: int) -> None:
@@ -134,6 +138,7 @@ class Branches:
         if before is None:
             self._branches[number] = _Branch(parent, wish, leaf)
             self._branches[parent].children.add(number)
+            self._demand.recall(number)
         elif before.wish == wish:
             return
         else:
@@ -165,6 +170,7 @@ class Branches:
             self._branches[branch.parent].children.discard(number)
             self._mark(branch.parent)
             self._stale.discard(number)
+            self._demand.forget(number)
             self._drop(number)
 
     def knows(self, number: int) -> bool:
@@ -219,13 +225,20 @@ class Branches:
     # -- sharing
 
     def look(self, usages: Mapping[int, Usage], at: float) -> None:
-        """Take in what the classes have counted, at a time in seconds: who sends in which child HTB."""
-        crowds = (Crowd(shard.number, shard.handle, shard.hosts) for shard in self.shards.values())
-        for number in self._demand.look(crowds, usages, at):
-            self._stale.add(self._branches[self.shards[number].under].parent)
+        """Take in what the classes have counted, at a time in seconds: who sends where."""
+        crowds = {crowd.number: (above, crowd) for above, crowd in self._list_crowds()}
+        changed = set(self._demand.look((crowd for _, crowd in crowds.values()), usages, at))
+        tight = self._find_tight()
+        changed |= {number for number, (above, _) in crowds.items() if above in tight and self._demand.sharpen(number)}
+        for number in changed:
+            above, _ = crowds[number]
+            if above in self._contested:
+                self._mark(above)
 
     def settle(self) -> None:
         """Part what each branch has among those below it, where anything has changed, down to the smallest."""
+        if self._stale:
+            self._find_contested()
         while self._stale:
             number = self._stale.pop()
             if number in self._branches:
@@ -254,16 +267,92 @@ class Branches:
         shard = self._find_shard(number)
         return self._branches[number].wish.rate if shard is None else shard.total
 
-    def _find_wanted(self, shard: Shard) -> int:
-        return min(max(self._demand.find(shard.number), shard.least), shard.total)
+    # -- who may have how much
 
-    def _find_least(self, number: int) -> int:
-        """The most that one host is promised in a branch."""
+    def _list_crowds(self) -> Iterator[tuple[int, Crowd]]:
+        """Those who want by what they send, and the branch that each is in."""
+        for shard in self.shards.values():
+            yield self._branches[shard.under].parent, Crowd(shard.number, shard.handle, shard.hosts)
+        for number, branch in self._branches.items():
+            if branch.leaf and (promised := self._find_promised_leaf(branch)):
+                yield branch.parent, Crowd(number, self.tree.handle, {number & 0xFFFF: promised})
+
+    def _find_promised_leaf(self, branch: _Branch) -> int:
+        """What a class that hosts share may want: its rate, or what the others in a budget leave."""
+        return self._leave(branch.parent)[0] if branch.wish.rate is None else branch.wish.rate
+
+    def _find_contested(self) -> None:
+        """Find the branches that are promised more than they have, and all that are in one: in others everybody has
+        what it is promised, whoever sends."""
+        before, self._contested = self._contested, set(self._find_below(self._is_contested))
+        for number in before ^ self._contested:
+            self._mark(number)
+        self._demand.follow({crowd.number for above, crowd in self._list_crowds() if above in self._contested})
+
+    def _find_tight(self) -> set[int]:
+        """The branches in which what is hoped for does not fit, and all that are in one."""
+        return set(self._find_below(self._is_tight))
+
+    def _find_below(self, holds: Callable[[int], bool]) -> Iterator[int]:
+        """The branches of which something holds, and all that are in one."""
+        below = [(self.top, False)]
+        while below:
+            number, found = below.pop()
+            found = found or holds(number)
+            if found:
+                yield number
+            inner = (each for each in self._branches[number].children if self._is_inner(each))
+            below += [(each, found) for each in inner]
+
+    def _is_inner(self, number: int) -> bool:
+        return not self._branches[number].leaf and self._find_shard(number) is None
+
+    def _is_contested(self, number: int) -> bool:
+        left, promised, room = self._leave(number)
+        return promised > room - left
+
+    def _is_tight(self, number: int) -> bool:
+        if number not in self._contested:
+            return False
+        room = self._leave(number)[2]
+        hopes = (self._claim(each).hopes for each in self._branches[number].children)
+        return sum(hopes) > room - room // REMAINDER
+
+    def _leave(self, number: int) -> tuple[int, int, int]:
+        """What is left to those in a branch that are promised no rate, together, if it has all it is promised; what all
+        others are promised, and what there is of it."""
+        branch = self._branches[number]
+        promises = [self._promised(child) for child in branch.children]
+        promised = sum(each for each in promises if each is not None)
+        room = max((branch.wish.rate or LINE) - self._find_services(number), 0)
+        return max(room - promised, room // REMAINDER) if None in promises else 0, promised, room
+
+    def _find_services(self, number: int) -> int:
+        """What of a class is this host's own: bytes a second."""
+        services = self.classes.get(classid(self.tree.handle, SERVICES)) if number == self.top else None
+        return services.rate if services else 0
+
+    def _find_wanted(self, shard: Shard) -> int:
+        if self._branches[shard.under].parent not in self._contested:
+            return shard.total
+        return min(max(self._demand.find(shard.number, shard.least), shard.least), shard.total)
+
+    def _claim(self, number: int) -> Claim:
+        """What a class may have of a branch where more is promised than there is."""
         shard, branch = self._find_shard(number), self._branches[number]
         if shard is not None:
-            return shard.least
-        rate = branch.wish.rate or 0
-        return rate if branch.leaf else min(rate, max(map(self._find_least, branch.children), default=0))
+            wants = min(self._demand.find(shard.number, shard.least), shard.total)
+            return Claim(wants, shard.least, max(wants, shard.least))
+        if branch.leaf:
+            promised = self._find_promised_leaf(branch)
+            least = branch.wish.rate or 0
+            wants = min(self._demand.find(number, promised), promised)
+            return Claim(wants, least, max(wants, least))
+        rate = branch.wish.rate or branch.wish.ceil
+        below = [self._claim(child) for child in branch.children]
+        wants, hopes = sum(claim.wants for claim in below), sum(claim.hopes for claim in below)
+        least = max((claim.least for claim in below), default=0)
+        return Claim(min(rate, wants), min(rate, least), min(rate, hopes))
 
     def _part(self, number: int) -> None:
         branch = self._branches[number]
@@ -271,22 +360,37 @@ class Branches:
             self._write(number, self._size(branch, branch.wish.rate or LINE))
         if number not in self.classes:
             return  # it is parted when it has got its own share
-        room = self._find_room(number)
-        wants = {child: want for child in branch.children if (want := self._promised(child)) is not None}
-        promised, idle = sum(wants.values()), len(branch.children) - len(wants)
-        left = max(room - promised, room // REMAINDER) // idle if idle else 0
-        if promised > room - left * idle:
-            # Nobody is guaranteed what is left then: who begins borrows it before anybody has looked.
-            shards = ((child, self._find_shard(child)) for child in wants)
-            wants |= {child: self._find_wanted(shard) for child, shard in shards if shard is not None}
-        shares = part(wants, {child: self._find_least(child) for child in wants}, room - left * idle)
+        room = max(self.classes[number].rate - self._find_services(number), 0)
+        shares = self._part_wants(branch, room) if number in self._contested else self._part_promises(number)
         for child in branch.children:
-            self._give(child, max(shares.get(child, left), _LEAST))
+            self._give(child, max(shares[child], _LEAST))
 
-    def _find_room(self, number: int) -> int:
-        """What a class has to part among its branches: bytes a second."""
-        services = self.classes.get(classid(self.tree.handle, SERVICES)) if number == self.top else None
-        return max(self.classes[number].rate - (services.rate if services else 0), 0)
+    def _part_promises(self, number: int) -> dict[int, int]:
+        """Everybody has what it is promised, for that fits."""
+        promises = {child: self._promised(child) for child in self._branches[number].children}
+        left = self._leave(number)[0] // max(list(promises.values()).count(None), 1)
+        return {child: left if promise is None else promise for child, promise in promises.items()}
+
+    def _part_wants(self, branch: _Branch, room: int) -> dict[int, int]:
+        """It goes by what those want who are below. Where no rate is promised, a little stays in any case."""
+        claims = {child: self._claim(child) for child in branch.children}
+        others = {child for child in claims if self._promised(child) is None}
+        kept = room // REMAINDER // len(others) if others else 0
+        for child in others:
+            wants = max(claims[child].wants - kept, 0)
+            claims[child] = Claim(wants, 0, wants)
+        room -= kept * len(others)
+        self._lower_newcomers(claims, room)
+        shares = part(claims, room)
+        return {child: share + kept if child in others else share for child, share in shares.items()}
+
+    def _lower_newcomers(self, claims: dict[int, Claim], room: int) -> None:
+        """Have those who have just appeared, or may, keep little from others while they do not send."""
+        newcomers = [child for child in claims if self._branches[child].leaf]
+        asked, free = sum(claims[child].least for child in newcomers), room - sum(c.wants for c in claims.values())
+        most = (free if free > 0 else room) // _FOR_NEWCOMERS
+        for child in newcomers if asked > most else ():
+            claims[child] = claims[child]._replace(least=claims[child].least * most // asked)
 
     def _give(self, number: int, rate: int) -> None:
         branch, shard = self._branches[number], self._find_shard(number)

@@ -145,12 +145,13 @@ class Gateway:
             shaping.dismiss(device, set(sorted(shaping.passing(device))[::share]))
 
     def send(self, share: int) -> None:
-        """Some hosts have sent at whatever rate, since somebody looked a quarter of a minute ago."""
+        """Some hosts, and some who share a class, have sent at whatever rate, since somebody looked a quarter of a
+        minute ago."""
         self.looks += 1
         for device, tree in self.compilation.shaping.trees.items():
-            hosts = sorted(filter(is_host, tree.classes))
-            self.sent |= {number: self.sent.get(number, 0) + 10**9 for number in hosts[::share]}
-            usages = {number: Usage(0, self.sent.get(number, 0), 0, 0, 0, 0) for number in hosts}
+            leaves = sorted(number for number, each in tree.classes.items() if each.leaf)
+            self.sent |= {number: self.sent.get(number, 0) + 10**9 for number in leaves[::share]}
+            usages = {number: Usage(0, self.sent.get(number, 0), 0, 0, 0, 0) for number in leaves}
             self.compilation.shaping.look(device, usages, 15.0 * self.looks)
 
     def route(self, topology: Topology) -> None:

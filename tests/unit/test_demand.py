@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_network
 
 import pytest
 
-from netlimit.demand import SHORTEST_LOOK, Crowd, Demand, part
+from netlimit.demand import SHORTEST_LOOK, Claim, Crowd, Demand, part
 from netlimit.numbers import Numbers
 from netlimit.rules import Rule
 from netlimit.tree import FIRST_BUDGET, FIRST_CHILD, LAST_BUDGET, REST, QueueClass, Usage, classid
@@ -44,7 +45,7 @@ class Line:
         for number in sending:
             self.bytes[number] = self.bytes.get(number, 0) + int(rate * EVERY)
         self.at += EVERY
-        waits, numbers = set(waiting), filter(is_host, self.classes)
+        waits, numbers = set(waiting), {*filter(is_host, self.classes), *self.bytes}
         usages = {each: usage(self.bytes.get(each, 0), 9 * (each in waits)) for each in numbers}
         self.made.compilation.shaping.look("lan", usages, self.at)
         before = dict(self.classes)
@@ -55,6 +56,16 @@ class Line:
     @property
     def classes(self) -> Mapping[int, QueueClass]:
         return self.made.kernel.trees["lan"].classes
+
+    @property
+    def kept(self) -> list[str]:
+        """The numbers that are kept of what is wanted."""
+        return [group for group, _ in self.made.compilation.numbers.kept if group.startswith("tc demand")]
+
+    def find_shared(self, target: str) -> int:
+        """The class that those of a target share who have none of their own."""
+        (traffic,) = (each for each in self.made.traffics if ip_network(target) in each.places)
+        return traffic.places[ip_network(target)].number
 
     def hosts(self, handle: int) -> list[int]:
         return sorted(number for number in self.classes if is_host(number) and number >> 16 == handle)
@@ -160,6 +171,40 @@ def test_what_fits_is_guaranteed_whoever_sends() -> None:
     assert line.shard(FULL).rate == 10 * MEGABIT
 
 
+def test_where_all_fit_nobody_is_followed_and_nothing_is_kept() -> None:
+    line = Line(CAP, EACH, shape(3, "10.1.6.0/24", "3 Mbit/s", per="target"), shape(4, "10.1.6.3", "1 Mbit/s"))
+    line.see(10)
+    line.look()
+    for sending in (1, 10, 3, 10):
+        assert line.look(line.hosts(FULL)[:sending]) == set()
+        assert line.kept == []
+
+
+def test_what_was_seen_counts_as_soon_as_more_is_promised_than_there_is() -> None:
+    line = Line(CAP, EACH)
+    line.see(10)
+    line.look()
+    line.look(line.hosts(FULL)[:8])
+    assert line.kept == []
+    line.see(20, begin=10)
+    assert line.shard(FULL).rate >= 8 * MEGABIT
+    assert line.kept != []
+    line.made.restart()
+    assert str(line.made.plan_all()) == "Nothing to do."
+
+
+def test_a_budget_that_is_promised_too_often_concerns_those_in_it_alone() -> None:
+    line = Line(CAP, wide(2, 6), shape(3, "10.1.6.0/24", "3 Mbit/s", per="target"), wide(5, 7))
+    line.made.see([*SMALL, "10.1.7.1", "10.1.7.2"])
+    line.made.sync()
+    line.look()
+    inside, outside = (line.hosts(line.find_shared(each) >> 16) for each in (SMALL[0], "10.1.7.1"))
+    changed = line.look([*inside[:5], *outside[:1]])
+    assert len(line.kept) == 1
+    assert line.made.kernel.trees["lan"].children[inside[0] >> 16] in changed
+    assert line.made.kernel.trees["lan"].children[outside[0] >> 16] not in changed
+
+
 def test_hosts_of_a_budget_that_is_promised_too_often_are_parted_alike() -> None:
     line = Line(shape(3, "10.1.0.0/16", "20 Mbit/s", per="target"), EACH)
     line.see(1001)
@@ -175,6 +220,86 @@ def test_a_host_with_a_rule_of_its_own_has_it_beside_many_who_are_idle(line: Lin
     line.look()
     line.look(line.hosts(FULL)[:10])
     assert line.shard(SPARSE).rate == pytest.approx(9 * MEGABIT, rel=0.05)
+
+
+BIG = ("10.1.101.1", "10.1.101.2")
+SMALL = [f"10.1.6.{number}" for number in range(1, 11)]
+ALL_SENDING = (
+    CAP,
+    *(shape(10 + number, address, "8 Mbit/s", ceil="20 Mbit/s") for number, address in enumerate(BIG)),
+    shape(20, "10.1.6.0/24", "3 Mbit/s", ceil="20 Mbit/s", per="target"),
+    *(shape(30 + number, address, "300 kbit/s", ceil="20 Mbit/s") for number, address in enumerate(SMALL)),
+)
+"""They come to 19 of 19.3 Mbit/s."""
+
+
+def wide(rule_id: int, network: int, rate: str = "1 Mbit/s") -> Rule:
+    """A rule for each host of a network, of which nobody is there."""
+    return shape(rule_id, f"10.1.{network}.0/24", rate, ceil="20 Mbit/s", per="host")
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        [],
+        [wide(100 + number, 20 + number) for number in range(60)],
+        [shape(100 + number, f"10.1.{20 + number}.0/24", "20 Mbit/s", per="target") for number in range(5)]
+        + [wide(200 + number, 20 + number) for number in range(5)],
+    ],
+    ids=["nobody", "wide rules", "budgets"],
+)
+def test_rules_that_nobody_uses_take_nothing_from_those_who_all_fit(idle: list[Rule]) -> None:
+    line = Line(*ALL_SENDING, *idle)
+    hosts = [number for number in line.classes if is_host(number)]
+    line.look()
+    line.look(hosts, rate=9 * MEGABIT, waiting=hosts)
+    big, small = (line.shard(number >> 16) for number in map(line.find_shared, (BIG[0], SMALL[0])))
+    assert big.rate == pytest.approx(16 * MEGABIT, rel=0.03)
+    assert small.rate == pytest.approx(3 * MEGABIT, rel=0.03)
+
+
+def test_what_no_rule_in_a_budget_names_has_what_it_sends() -> None:
+    """The budget is promised 8 Mbit/s, and its only rule 1."""
+    budget = shape(4, "10.1.6.0/24", "8 Mbit/s", ceil="20 Mbit/s", per="target")
+    others = (wide(7, 7, "9 Mbit/s"), wide(8, 8, "9 Mbit/s"))
+    line = Line(CAP, budget, shape(5, "10.1.6.9", "1 Mbit/s", ceil="20 Mbit/s"), *others)
+    rest = line.find_shared("10.1.6.0/24")
+    inner = line.classes[rest].parent
+    line.look()
+    assert line.classes[inner].rate < 4 * MEGABIT
+    line.look([rest], rate=9 * MEGABIT)
+    assert line.classes[inner].rate == pytest.approx(8 * MEGABIT, rel=0.05)
+    assert line.classes[rest].rate >= 6.5 * MEGABIT
+
+
+def test_newcomers_who_send_have_what_they_are_promised() -> None:
+    line = Line(CAP, EACH, wide(6, 7, "9 Mbit/s"), *(wide(10 + number, 10 + number) for number in range(20)))
+    line.see(10)
+    line.look()
+    newcomers = line.find_shared("10.1.7.0/24")
+    line.look([newcomers, *line.hosts(FULL)], rate=9 * MEGABIT)
+    assert line.classes[newcomers].rate == pytest.approx(9 * MEGABIT, rel=0.02)
+    line.made.restart()
+    assert str(line.made.plan_all()) == "Nothing to do."
+
+
+@pytest.mark.parametrize(("once", "now"), [(12, 7), (14, 8), (18, 10), (18, 12)])
+def test_those_who_sent_more_take_nothing_from_others_who_fit(once: int, now: int) -> None:
+    line = Line(CAP, EACH)
+    line.see(1030)
+    full, sparse = line.hosts(FULL), line.hosts(SPARSE)
+    line.look()
+    line.look(full[:once])
+    sending = full[:now] + sparse[: 18 - now]
+    for _ in range(2):
+        line.look(sending, waiting=sending)
+    assert line.shard(FULL).rate == pytest.approx(now * MEGABIT, rel=0.05)
+    assert line.shard(SPARSE).rate == pytest.approx((18 - now) * MEGABIT, rel=0.05)
+    assert line.look(sending, waiting=sending) == set()
+    before = dict(line.classes)
+    line.made.restart()
+    assert str(line.made.plan_all()) == "Nothing to do."
+    assert line.classes == before
 
 
 def test_those_of_ipv6_have_what_they_are_promised() -> None:
@@ -200,18 +325,15 @@ def test_a_restart_finds_all_as_it_shall_be_and_goes_on(line: Line) -> None:
 
 
 def test_no_number_is_kept_once_nobody_sends_or_all_have_gone(line: Line) -> None:
-    def kept() -> list[str]:
-        return [group for group, _ in line.made.compilation.numbers.kept if group.startswith("tc demand")]
-
     line.look()
     line.look(line.hosts(FULL)[:10])
-    assert len(kept()) == 1
+    assert len(line.kept) == 1
     line.look()
-    assert kept() == []
+    assert line.kept == []
     line.look(line.hosts(FULL)[:10])
     line.made.drop(2)
     line.made.sync()
-    assert kept() == []
+    assert line.kept == []
 
 
 # -- a look ---------------------------------------------------------------------------------------------------------
@@ -271,12 +393,32 @@ def test_the_first_look_knows_only_who_waits() -> None:
 def test_each_gets_its_least_and_then_by_what_it_wants(
     wants: list[int], least: list[int], room: int, given: list[int]
 ) -> None:
-    shares = part(dict(enumerate(wants)), dict(enumerate(least)), room)
+    claims = (Claim(*each) for each in zip(wants, least, wants, strict=True))
+    shares = part(dict(enumerate(claims)), room)
     assert list(shares.values()) == pytest.approx(given, abs=1)
     assert sum(shares.values()) <= room
 
 
+@pytest.mark.parametrize(
+    ("wants", "least", "hopes", "room", "given"),
+    [
+        ([60, 0], [10, 40], [60, 40], 100, [60, 40]),
+        ([80, 0], [10, 40], [80, 40], 100, [80, 20]),
+        ([100, 0], [10, 40], [100, 40], 100, [100, 0]),
+        ([101, 0], [10, 40], [101, 40], 100, [99, 1]),
+        ([900, 0], [10, 40], [900, 40], 100, [60, 40]),
+        ([0, 0], [10, 40], [10, 90], 60, [10, 50]),
+    ],
+)
+def test_who_sends_comes_first_and_then_who_may_begin(
+    wants: list[int], least: list[int], hopes: list[int], room: int, given: list[int]
+) -> None:
+    claims = (Claim(*(1000 * value for value in each)) for each in zip(wants, least, hopes, strict=True))
+    shares = part(dict(enumerate(claims)), 1000 * room)
+    assert list(shares.values()) == pytest.approx([1000 * each for each in given], abs=1000)
+    assert sum(shares.values()) <= 1000 * room
+
+
 def test_many_sparse_ones_leave_half_to_those_that_many_send_in() -> None:
-    wants = dict.fromkeys(range(100), 10) | {100: 1000}
-    shares = part(wants, dict.fromkeys(range(101), 10), 100)
+    shares = part(dict.fromkeys(range(100), Claim(10, 10, 10)) | {100: Claim(1000, 10, 1000)}, 100)
     assert shares[100] > 20
