@@ -1235,6 +1235,7 @@ class Controller:
         taken: list[Step] = []
         left: set[int] = set()
         met: list[Drift] = []
+        quick = self._in_step
         plan, known = self._begin_plan()
         while True:
             left |= self._read_last()
@@ -1265,7 +1266,10 @@ class Controller:
         self._passes.observe(took)
         if plan:
             said = self._say(self._news) | {"seconds": took}
-            log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps), extra=said)
+            # That guarantees follow who sends is no news.
+            level = logging.DEBUG if quick and plan.resizes and not (self._news or met) else logging.INFO
+            told = "Revision %d is applied: %d changes of the kernel."
+            log.log(level, told, self._revision, len(plan.steps), extra=said)
         self._news.clear()
         for kind in {kind for drift in met for kind in drift}:
             self._tell_repair(Repair(kind, describe(plan), took, self._now()))

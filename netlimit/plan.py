@@ -154,6 +154,11 @@ class WriteTree:
     def __bool__(self) -> bool:
         return bool(self.root or self.classes or self.children or self.gone or self.drop)
 
+    @property
+    def resizes(self) -> bool:
+        """Whether classes get other values, and nothing else comes or goes."""
+        return not (self.root or self.children or self.gone or self.drop)
+
     def lines(self) -> Iterator[str]:
         """One line a change, as `tc -batch` takes it; `replace` keeps the queue of what is there."""
         where = f"dev {self.device}"
@@ -220,6 +225,11 @@ class Plan:
 
     def __bool__(self) -> bool:
         return bool(self.steps)
+
+    @property
+    def resizes(self) -> bool:
+        """Whether classes of queues get other values, and all else stays as it is."""
+        return all(isinstance(step, WriteTree) and step.resizes for step in self.steps)
 
     def lines(self) -> Iterator[str]:
         """Every change, a line each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -902,3 +903,23 @@ def test_whoever_manages_the_host_is_not_shaped_unless_it_was_forced(gateway: Sh
     gateway.shape("10.1.0.2", forced_by="root")
     gateway.tick()
     assert gateway.find("10.1.0.2") is not None
+
+
+def test_guarantees_that_follow_who_sends_fill_no_log(gateway: Shaper, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    gateway.shape("0.0.0.0/0", "3 Mbit/s", per="target", interface="lan")
+    for host in range(2, 12):
+        gateway.shape(f"10.1.0.{host}", ceil="3 Mbit/s")
+    gateway.tick()
+    caplog.clear()
+    hosts = [each for each in map(gateway.find, (f"10.1.0.{host}" for host in range(2, 12))) if each is not None]
+    before, at = gateway.kernel.trees["lan"], time.monotonic()
+    for seconds in (100, 200):
+        sent = Usage(1000, 10**8 * seconds, 0, 0, 0, 0)
+        gateway.controller._compiled.shaping.look("lan", dict.fromkeys(hosts, sent), at + seconds)
+    gateway.controller.tick()
+    assert gateway.kernel.trees["lan"] != before
+    assert [each.levelname for each in caplog.records if "is applied" in each.getMessage()] == ["DEBUG"]
+    gateway.shape("10.1.0.99")
+    gateway.tick()
+    assert [each.levelname for each in caplog.records if "is applied" in each.getMessage()][1:] == ["INFO"]
