@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from itertools import chain
 
 from netlimit.backlog import Backlog
-from netlimit.demand import Claim, Crowd, Demand, part
+from netlimit.demand import Claim, Crowd, Demand, part, round_down
 from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class, size_leaf, size_services
 from netlimit.tree import (
     BESIDE,
@@ -388,7 +388,7 @@ class Branches:
         """Have those who have just appeared, or may, keep little from others while they do not send."""
         newcomers = [child for child in claims if self._branches[child].leaf]
         asked, free = sum(claims[child].least for child in newcomers), room - sum(c.wants for c in claims.values())
-        most = (free if free > 0 else room) // _FOR_NEWCOMERS
+        most = round_down(free if free > 0 else room) // _FOR_NEWCOMERS
         for child in newcomers if asked > most else ():
             claims[child] = claims[child]._replace(least=claims[child].least * most // asked)
 

@@ -33,7 +33,8 @@ _KEPT = "tc demand"
 _FINE, _COARSE, _LEFT, _EDGE = 128, 32, 4, 4
 _SIZES = [(_FINE + step % _FINE) << step // _FINE for step in range(_FINE * 43)]
 """Bytes a second: 128 steps to each power of two, up to more than 1,000 hosts can be promised. What may grow takes
-every 32nd of them, and what is left to others every fourth; four make no difference where all goes down at once."""
+every 32nd of them, and what is left to others every fourth, or 32nd. Four make no difference where all goes down at
+once."""
 
 
 class Crowd(NamedTuple):
@@ -162,10 +163,10 @@ def part(claims: Mapping[int, Claim], room: int) -> dict[int, int]:
         return {each: claim.hopes for each, claim in claims.items()}
     if wanted <= room:
         # In steps, lest all others change when one sends a little more.
-        left = _round_down(room - wanted) if wanted else room
+        left = round_down(room - wanted, _LEFT) if wanted else room
         given = {each: claim.wants for each, claim in claims.items()}
         left -= _add(given, {each: claim.least for each, claim in claims.items()}, left)
-        _add(given, {each: claim.hopes for each, claim in claims.items()}, left)
+        _add(given, {each: claim.hopes for each, claim in claims.items()}, round_down(left) if wanted else left)
         return given
     needed = {each: min(claim.least, claim.wants) for each, claim in claims.items()}
     first = min(sum(needed.values()), room // 2)
@@ -197,9 +198,9 @@ def _coarsen(step: int) -> int:
     return min(-(-(step - 1) // _COARSE) * _COARSE, len(_SIZES) - _COARSE) + 1 if step else 0
 
 
-def _round_down(room: int) -> int:
-    """The largest of the steps for what is left that is no more; 0 if there is none."""
-    return _size((bisect_right(_SIZES, room) - 1) // _LEFT * _LEFT + 1) if room >= _FINE else 0
+def round_down(room: int, steps: int = _COARSE) -> int:
+    """Bytes a second, rounded to so many steps at a time (128 double it); 0 if there is none that is no more."""
+    return _size((bisect_right(_SIZES, room) - 1) // steps * steps + 1) if room >= _FINE else 0
 
 
 def _size(step: int) -> int:
