@@ -84,7 +84,7 @@ def test_a_class_that_somebody_else_gives_its_packets_is_told(gateway: Gateway, 
         gateway.start()
         (shaped,) = gateway.add(shape(HOST))
         assert "CLASSIFY" in gateway.wait_for_state(shaped, State.DEGRADED)
-        assert deliver(lab).megabits > 2
+        gateway.wait(lambda: deliver(lab).megabits > 2, "more than the rule allows")  # a stall makes it less
     finally:
         lab.gateway.run("iptables-legacy", "-t", "mangle", "-D", *rule)
     gateway.stop()
