@@ -16,6 +16,7 @@ its second reading: the packet that it was made for went through the newcomers',
 to each address, be somebody there or not. Who sends every 20 seconds has his class from the third packet on, at the
 latest; who does so once a minute has none there."""
 FEW = 1000
+"""So many at most have appeared on a device while each may be silent for IDLE."""
 
 
 class Presence:

@@ -93,7 +93,8 @@ def _await_database(database: Attempt) -> None:
     while not database.is_done and time.monotonic() < deadline:
         if database.go_on():
             break
-        heard = None if database.is_done else signal.sigtimedwait(HEARD, min(PAUSE_SECONDS, DATABASE_SECONDS))
+        left = min(PAUSE_SECONDS, max(deadline - time.monotonic(), 0.0))
+        heard = None if database.is_done else signal.sigtimedwait(HEARD, left)
         if heard is not None and heard.si_signo != signal.SIGCHLD:
             os.kill(os.getpid(), heard.si_signo)  # for who watches
             return

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -26,6 +22,7 @@ from netlimit.l7.roots import APART, MOUNTED
 from netlimit.l7.rules import RuleSet
 from tests.l7.asking import ask, hello
 from tests.l7.leaping import leaping_clock, run
+from tests.l7.served import serving
 
 DOCUMENT = """
 domain: app
@@ -330,19 +327,6 @@ def test_what_is_deferred_is_told_of_below_it(tmp_path: Any) -> None:
     run(main())
 
 
-@contextmanager
-def serving(app: Any, **settings: Any) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none", **settings))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("given", "own", "expected"),
     [
@@ -354,8 +338,9 @@ def serving(app: Any, **settings: Any) -> Iterator[str]:
     ],
 )
 def test_behind_uvicorn(given: str, own: str, expected: Sequence[int]) -> None:
-    with serving(limited(make_site(root_path=own)), root_path=given) as url:
-        assert [httpx.get(url + path).status_code for path in ("/login", "/api/login", "/login%0a")] == expected
+    with serving(limited(make_site(root_path=own)), root_path=given) as place:
+        paths = ("/login", "/api/login", "/login%0a")
+        assert [httpx.get(f"http://{place}{path}").status_code for path in paths] == expected
 
 
 def test_applications_that_are_mounted_in_themselves_are_looked_through_once() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-import uvicorn
+from tests.l7.served import serving
 
 PAUSE = 0.1
 """Seconds between a head and what comes late."""
@@ -49,16 +48,6 @@ def send(place: str, parts: Sequence[bytes], late: bool, source: str = "127.0.0.
     return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
 
 
-@contextmanager
-def serving_by_httptools(app: Any, **settings: Any) -> Iterator[str]:
+def serving_by_httptools(app: Any, **settings: Any) -> AbstractContextManager[str]:
     """An application on uvicorn, which reads requests by httptools; where it is."""
-    settings = {"lifespan": "off", "ws": "none", "proxy_headers": False, **settings}
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, http="httptools", log_level="warning", **settings))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    return serving(app, http="httptools", **{"proxy_headers": False, **settings})
